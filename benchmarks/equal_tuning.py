@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,20 +23,29 @@ from benchmarks.quality_pairs import keep_positions, ranking_details
 from benchmarks.quality_rows import DATASETS, METHODS
 from benchmarks.quality_tuned import FOLDER
 from benchmarks.reproduction import commit_of, provenance, write_record
+from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.tasks.assembly import assemble
-from rayrec.pipelines.tuning.config import TuningConfig
+from rayrec.pipelines.tuning.config import Dimension, TuningConfig
 from rayrec.pipelines.tuning.folder import TuningFolder
 from rayrec.pipelines.tuning.running import trials_here
 from rayrec.pipelines.tuning.search import Tried
 from rayrec.pipelines.tuning.tune import tune
 from rayrec.platform.checkout import CHECKOUT
+from rayrec.platform.config import has_setting
 from rayrec.platform.console import log, progress_bar
 from rayrec.platform.files import write_atomically
 
 BUDGET = CHECKOUT / "configs" / "tuning" / "beauty-sasrec.yaml"
 """Its budget and space are those of the files beside it."""
+ELSEWHERE = {"model.backbone.num_layers": "model.backbone.network.num_layers"}
+"""Where a setting of the space lies in recipes that do not have it there."""
+
+
+def space_in(recipe: RunConfig, space: Mapping[str, Dimension]) -> dict[str, Dimension]:
+    """The space, by the keys that a recipe has its settings at."""
+    return {key if has_setting(recipe, key) else ELSEWHERE.get(key, key): space[key] for key in space}
 
 
 def measure(row: Row, sources: Path, commit: str, searches: Path) -> None:
@@ -53,6 +62,7 @@ def measure(row: Row, sources: Path, commit: str, searches: Path) -> None:
     before = json.loads(record.read_bytes())["made_of"]["commit"].split() if is_over else []
     begin = searches / f"{row.record.stem}.yaml"
     tuning = TuningConfig.load(BUDGET, [f"config={begin}"])
+    tuning = tuning.model_copy(update={"space": space_in(base, tuning.space)})
     what = {"recipe": made_of(row), "budget": tuning.model_dump(mode="json", exclude={"config", "folder"})}
     kept = KeptSearch(row.record.parent / SEARCHES / row.record.stem, what)
     if (ids := kept.begin(base.data.semantic_ids, [*before, commit])) is not None:

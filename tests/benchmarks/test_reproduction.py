@@ -26,6 +26,8 @@ from rayrec.pipelines.evaluation.lists import CO_VISITATION, MODEL
 from rayrec.pipelines.metrics.positions import Positions
 from rayrec.pipelines.tasks.assembly import assemble
 from rayrec.pipelines.training.placements import in_process
+from rayrec.pipelines.tuning.config import TuningConfig
+from rayrec.pipelines.tuning.space import SearchSpace
 from rayrec.platform.errors import InputError
 from tests.helpers.data import random_events, write_source
 
@@ -259,6 +261,21 @@ def write_budget(folder: Path, **more: Any) -> None:
         "space": {"training.optimizer.learning_rate": {"kind": "float", "low": 0.001, "high": 0.01}},
     }
     (folder / "budget.yaml").write_text(yaml.safe_dump(budget | more))
+
+
+@pytest.mark.parametrize(
+    "method", [name for name in METHODS if name != "causal-lm-words"]
+)  # it has no dropout
+def test_equal_tuning_can_begin_with_the_recipe_of_each_method(method, tmp_path):
+    """The model of words and codes has no dropout that could be searched."""
+    recipe = quality_data.row_config(Row("movielens", "shuffled", method))
+    (tmp_path / "recipe.yaml").write_text(recipe.to_yaml())
+    tuning = TuningConfig.load(equal_tuning.BUDGET, [f"config={tmp_path / 'recipe.yaml'}"])
+    tuning = tuning.model_copy(update={"space": equal_tuning.space_in(recipe, tuning.space)})
+
+    first = SearchSpace.of(tuning).settings_of_base()
+
+    assert len(first) == 4
 
 
 @pytest.mark.slow
