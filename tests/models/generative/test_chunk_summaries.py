@@ -30,7 +30,7 @@ CONFIGS = {
         name="lazy_decoder", backbone=BACKBONE, long_history=LONG, event_labels=["behavior"]
     ),
     "encoder_decoder": EncoderDecoderConfig(name="encoder_decoder", backbone=BACKBONE, long_history=LONG),
-    "causal_lm": CausalLmConfig(name="causal_lm", long_history=LONG),
+    "causal_lm": CausalLmConfig(name="causal_lm", long_history=LONG, backbone={"dropout": 0.3}),
 }
 LENGTHS = [0, 1, 4, 5, 11, 40]
 
