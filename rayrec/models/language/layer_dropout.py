@@ -49,7 +49,7 @@ def add_dropout(network: Any, probability: float, first_index: int, setting: str
 
 
 def _drop_change(layer: nn.Module, given: tuple[Any, ...], options: Mapping[str, Any], made: Any) -> Any:
-    keys_N = options["attending"].token_keys_N
+    keys_N = getattr(options.get("attending"), "token_keys_N", None)  # without: padded rows
     if keys_N is None:
         return made
     before = given[0] if given else options["hidden_states"]
