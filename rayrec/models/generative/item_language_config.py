@@ -153,7 +153,7 @@ class ItemLanguageConfig(TunedBase, CodeSoftmaxSettings, GeneratingConfig):
         vocabulary = catalog.vocabulary
         assert vocabulary is not None, "of a model that reads text"
         network = self.network(vocabulary, Wanted(self.max_tokens, "model.base"))
-        language = LanguageModel(network, self.tables, choice=choice)
+        language = LanguageModel(network, self.tables, choice=choice, dropout=self.dropout)
         return ItemLanguageBackbone(
             language, catalog.level_sizes, vocabulary.first_new, choice, self.build_softmax(catalog)
         )

@@ -6,7 +6,8 @@ output matrix: a position's softmax runs over the codes of the level that comes 
 or words. Beams have a small cache of their own codes (see `rayrec.models.language.attention`).
 
 The dropout of `transformers` is off: it draws from the global random generator, and the same seed would no
-longer give the same numbers for every split of a batch over trainers. `causal_lm` has keyed dropout instead.
+longer give the same numbers for every split of a batch over trainers. There is keyed dropout instead
+(`rayrec.models.language.layer_dropout`).
 
 Axes: as in `backbone`; T tokens of the longest row, G key heads, C channels of a head.
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rayrec.models.base.config import Attention, ModelConfig
 from rayrec.platform.config import Config
@@ -82,6 +82,8 @@ class TunedBase(Config):
     """None: all weights are trained."""
     tokenizer: str | None = None
     """Folder with the tokenizer, where that is not the base's own."""
+    dropout: float = Field(0.0, ge=0.0, lt=1.0)
+    """Of vectors of tokens and of what each layer adds to them, in training, adapters or not."""
 
     def with_absolute_paths(self) -> Self:
         base = self.base
@@ -141,6 +143,15 @@ class LanguageModelConfig(TunedBase, ModelConfig):
     """What becomes of a record of more tokens than `max_length`: an error, the beginning of what is asked cut
     off, or nothing, which is counted."""
 
+    @model_validator(mode="after")
+    def _dropout_has_keys(self) -> Self:
+        if self.dropout and self.rows == "padded":
+            raise ValueError(
+                "model.dropout: padded rows go through the code of transformers alone, which has no keyed "
+                "dropout; set model.rows to packed, or dropout to 0"
+            )
+        return self
+
     def build(self, vocabulary: Vocabulary) -> LanguageModel:
         """The network with its initial weights; random ones from torch's default generator.
 
@@ -154,7 +165,8 @@ class LanguageModelConfig(TunedBase, ModelConfig):
         packed = self.rows == "packed"
         otherwise = "choose another model_type, or set model.rows to padded"
         network = self.network(vocabulary, Wanted(self.max_length, "model.base", packed, otherwise))
-        return LanguageModel(network, packed=packed, choice=choice_named(self.attention))
+        choice = choice_named(self.attention)
+        return LanguageModel(network, packed=packed, choice=choice, dropout=self.dropout)
 
     def program(
         self, vocabulary: Vocabulary, optimizer: DenseOptimizerSettings, form: HeldForm | None = None

@@ -22,10 +22,12 @@ from torch.nn import functional
 
 from rayrec.models.attention.choice import AUTO, Choice
 from rayrec.models.attention.jagged import JaggedLayout
+from rayrec.models.base.keyed_random import KeyedDropout
 from rayrec.models.base.linear_cross_entropy import linear_cross_entropy
 from rayrec.models.language.adapters import frozen_parameters, output_weight
 from rayrec.models.language.attention import PackedRows
 from rayrec.models.language.held_answers import HeldAnswers
+from rayrec.models.language.layer_dropout import add_dropout
 from rayrec.models.language.networks import padded_attention
 from rayrec.models.language.text_tensors import TextTensors
 from rayrec.models.program.sharding import whole
@@ -43,6 +45,7 @@ class LanguageModel(nn.Module):
         table_dims: Mapping[str, int] | None = None,
         packed: bool = True,
         choice: Choice = AUTO,
+        dropout: float = 0.0,
     ) -> None:
         """
         Args:
@@ -51,6 +54,11 @@ class LanguageModel(nn.Module):
                 weights from torch's default generator.
             packed: see `networks.Wanted`.
             choice: who computes the attention of packed rows.
+            dropout: probability, of vectors of tokens and of what layers add to them, in training on packed
+                rows.
+
+        Raises:
+            InputError: layers of the network on which dropout would fall are not found.
         """
         super().__init__()
         self.network: Any = network
@@ -60,6 +68,9 @@ class LanguageModel(nn.Module):
         self.projections = nn.ModuleDict(
             {table: nn.Linear(dim, width) for table, dim in sorted((table_dims or {}).items())}
         )
+        self.input_dropout = KeyedDropout(dropout, 0)
+        if dropout:
+            add_dropout(network, dropout, 1, "model.dropout")
 
     @property
     def frozen_weights(self) -> dict[str, Tensor]:
@@ -160,14 +171,19 @@ class LanguageModel(nn.Module):
         """[N, D] what the last layer says at each token.
 
         Args:
-            attending: of the batch's layout, of who wants keys and values.
+            attending: of the batch's layout, of who wants keys and values, and no dropout.
         """
-        layout = batch.layout
+        layout, vectors_ND = batch.layout, self.vectors(batch)
+        if attending is None:
+            keys_N = batch.keys_N if self.training and self.input_dropout.probability else None
+            if keys_N is not None:
+                vectors_ND = self.input_dropout(vectors_ND, keys_N)
+            attending = PackedRows(layout, self.choice, token_keys_N=keys_N)
         hidden: Tensor = self.network.base_model(
-            inputs_embeds=self.vectors(batch)[None],
+            inputs_embeds=vectors_ND[None],
             position_ids=layout.place_N[None],
             use_cache=False,
-            attending=attending or PackedRows(layout, self.choice),
+            attending=attending,
         ).last_hidden_state
         return hidden[0]
 

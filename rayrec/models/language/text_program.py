@@ -92,7 +92,11 @@ class TextProgram(TorchProgram):
         return DenseGradients(found.loss_sum / torch.distributed.get_world_size(), found.row_grads)
 
     def _batch(self, features: TextRows, rows: Rows, training: bool) -> TextTensors:
-        return TextTensors.build(features, rows, self._device, training)
+        batch = TextTensors.build(features, rows, self._device, training)
+        if not training:
+            return batch
+        row_keys_B = torch.from_numpy(features.row_keys_B).to(self._device)
+        return batch.keyed(row_keys_B, self._seed, features.step)
 
     @torch.inference_mode()
     def log_likelihoods(self, features: TextRows, rows: Rows) -> np.ndarray:

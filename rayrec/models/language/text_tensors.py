@@ -7,7 +7,7 @@ width of its rows, 1 an extra element.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rayrec.models.attention.jagged import JaggedLayout
+from rayrec.models.base.keyed_random import token_keys
 from rayrec.platform.device_copies import OverlappedCopies
 
 
@@ -83,6 +84,8 @@ class TextTensors:
     filled: dict[str, Filled]
     rows: dict[str, Tensor]
     """Table name to [M, D] leaf tensors; training reads their `.grad`."""
+    keys_N: Tensor | None = None
+    """Of the tokens, for dropout; only while training."""
 
     @staticmethod
     def build(
@@ -141,7 +144,17 @@ class TextTensors:
             layout,
             {table: _some(filled, tokens) for table, filled in self.filled.items()},
             self.rows,
+            None if self.keys_N is None else self.keys_N[tokens],
         )
+
+    def keyed(self, row_keys_B: Tensor, seed: int, step: int) -> TextTensors:
+        """With keys of its tokens.
+
+        Args:
+            row_keys_B: of its rows.
+        """
+        row_keys_N = row_keys_B.index_select(0, self.layout.row_N)
+        return replace(self, keys_N=token_keys(seed, step, row_keys_N, self.layout.place_N))
 
     def stand_in(self) -> TextTensors:
         """One row of no meaning, whose loss is to be counted zero times; its leaves have a row each."""

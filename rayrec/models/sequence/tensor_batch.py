@@ -334,12 +334,16 @@ class TensorBatch:
         layout = batch.layout
         row_keys_N = row_keys_B.index_select(0, layout.row_N)
         rows_of = {name: rows_MD.to(device).requires_grad_(training) for name, rows_MD in batch.rows.items()}
+        if prompts is not None:
+            prompts = replace(prompts, rows=rows_of)
+            if training:
+                prompts = prompts.keyed(row_keys_B, seed, features.step)
         return replace(
             batch,
             keys_N=token_keys(seed, features.step, row_keys_N, layout.place_N),
             old_chunks=chunks.keyed(row_keys_B, seed, features.step) if chunks and training else chunks,
             rows=rows_of,
-            prompts=None if prompts is None else replace(prompts, rows=rows_of),
+            prompts=prompts,
         )
 
     @property

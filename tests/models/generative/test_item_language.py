@@ -119,9 +119,10 @@ def program(made, micro_batches=1):
     return SequenceProgram(made, optimizer, CPU, seed=0, compute=ComputeSettings(micro_batches=micro_batches))
 
 
-def test_pieces_of_a_batch_add_up_for_weights_and_rows():
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_pieces_of_a_batch_add_up_for_weights_and_rows(dropout):
     batch = features()
-    whole, pieces = program(model()), program(model(), micro_batches=3)
+    whole, pieces = program(model(dropout=dropout)), program(model(dropout=dropout), micro_batches=3)
 
     one, three = (each.backward(batch, users_of(batch)) for each in (whole, pieces))
 
@@ -130,6 +131,20 @@ def test_pieces_of_a_batch_add_up_for_weights_and_rows():
     assert (np.abs(one.row_grads["user"]).sum(axis=1) > 0).all()
     for ours, theirs in zip(whole._module.parameters(), pieces._module.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_dropout_is_that_of_training_alone():
+    plain, dropped, batch = model(), model(dropout=0.3), features()
+    expected, judged = (made.loss(tensors(batch)) for made in (plain, dropped))
+    losses = [
+        program(made).backward(features(step=step), users_of(batch)).loss_sum
+        for made, step in ((plain, 0), (dropped, 0), (dropped, 0), (dropped, 1))
+    ]
+
+    assert torch.equal(judged, expected)
+    assert losses[0] == pytest.approx(expected.item(), rel=1e-6)
+    assert losses[1] == losses[2] != losses[3]
+    assert losses[1] != pytest.approx(losses[0], rel=1e-3)
 
 
 def test_beside_a_frozen_base_adapters_projections_and_new_tokens_are_trained():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from rayrec.models.base.compute import ComputeSettings
 from rayrec.models.language.language_model import LanguageModel
 from rayrec.models.language.networks import Wanted
 from rayrec.models.language.tensor_parallel import check_divides
@@ -117,6 +118,46 @@ def test_a_network_that_trainers_cannot_share_is_refused_by_name(settings, train
     with pytest.raises(InputError, match=rf"model\.base: .*{said}.* fsdp2"):
         check_divides(network, trainers, "model.base")
     check_divides(program(LLAMA).model.network, 2, "model.base")
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2}], ids=["whole", "adapters"])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_dropout_depends_on_step_and_row_and_not_on_how_a_batch_is_cut(family, lora):
+    if lora is not None:
+        pytest.importorskip("peft")
+    settings, compute = {"dropout": 0.3, "lora": lora}, ComputeSettings(micro_batches=3)
+    whole, pieces = grown(program(FAMILIES[family], **settings)), None
+    spec = TextProgramSpec(config(FAMILIES[family], **settings), VOCABULARY, optimizer())
+    pieces = grown(spec.build(ProgramPlacement(torch.device("cpu"), 0, compute=compute)))
+    plain = grown(program(FAMILIES[family], lora=lora))
+
+    one, three, without = (each.backward(text(), {}).loss_sum for each in (whole, pieces, plain))
+
+    assert one == pytest.approx(three, rel=1e-6)
+    for ours, theirs in zip(whole.model.parameters(), pieces.model.parameters(), strict=True):
+        if ours.requires_grad:
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)
+    assert one != pytest.approx(without, rel=1e-3)
+    assert whole.backward(text(), {}).loss_sum == one
+    assert whole.backward(text(step=1), {}).loss_sum != pytest.approx(one, rel=1e-3)
+
+
+def test_a_language_model_is_judged_and_writes_without_dropout():
+    plain, dropped = (grown(program(dropout=dropout)) for dropout in (0.0, 0.5))
+
+    for made in (plain, dropped):
+        made.backward(text(), {})
+
+    np.testing.assert_array_equal(dropped.log_likelihoods(text(), {}), plain.log_likelihoods(text(), {}))
+    rows = [row[:given] for row, given in zip(ROWS, PROMPTS, strict=True)]
+    asked = text(rows, [len(row) for row in rows])
+    written = [[list(row) for row in made.generate(asked, {}, 3)] for made in (plain, dropped)]
+    assert written[0] == written[1]
+
+
+def test_dropout_of_padded_rows_is_refused():
+    with pytest.raises(InputError, match=r"model.dropout: padded rows .* set model.rows to packed"):
+        config(rows="padded", dropout=0.1)
 
 
 def test_micro_batches_give_the_gradients_of_the_whole_batch():
