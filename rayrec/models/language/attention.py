@@ -115,7 +115,7 @@ class Continuations:
             num_codes: d, of each sequence, the new ones included.
         """
         self.num_tokens = bias_B1T.shape[2] + num_codes
-        self.token_keys_N = None
+        self.token_keys_N: Tensor | None = None
         self._keys, self._values, self._bias_B1T = keys, values, bias_B1T
         self._num_sequences = num_sequences
         self._cache = cache
