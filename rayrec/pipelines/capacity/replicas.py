@@ -80,14 +80,17 @@ def plan_replicas(
             "fewer beams, or a later deadline"
         )
     guess = fewest(lambda replicas: mgc_answer_s(costs, rate, replicas, variation) <= p99_s)
+    best = max(n / costs[n] for n in range(1, len(costs)))
     seen: dict[int, SimulatedReplicas] = {}
 
     def is_enough(replicas: int) -> bool:
+        # The simulated time may be too short for a queue that grows for good to show in the answers.
+        if replicas * best <= rate:
+            return False
         seen[replicas] = simulate_replicas(seconds_by_size, rate, replicas, num_requests, variation)
         return seen[replicas].p99_s <= p99_s
 
     found = fewest(is_enough, guess)
-    best = max(n / costs[n] for n in range(1, len(costs)))
     answers = seen[found]
     return ReplicaPlan(
         found, guess, answers.p50_s, answers.p99_s, answers.mean_batch, answers.utilization, found * best
@@ -198,15 +201,15 @@ def simulate_replicas(
     order = [(0, replica) for replica in range(replicas)]
     ends: list[tuple[float, int, list[float]]] = []
     answers: list[float] = []
-    batches, busy_s = 0, 0.0
+    batches, busy_s, ended_s = 0, 0.0, 0.0
     is_busy = [False] * replicas
     spread = math.sqrt(math.log(1 + variation**2))
 
     def start(replica: int, now: float) -> None:
-        nonlocal batches, busy_s
+        nonlocal batches, busy_s, ended_s
         batch, waiting[replica] = waiting[replica][:most], waiting[replica][most:]
         seconds = costs[len(batch)] * math.exp(spread * random.standard_normal() - spread**2 / 2)
-        batches, busy_s = batches + 1, busy_s + seconds
+        batches, busy_s, ended_s = batches + 1, busy_s + seconds, max(ended_s, now + seconds)
         is_busy[replica] = True
         heapq.heappush(ends, (now + seconds, replica, batch))
 
@@ -236,5 +239,5 @@ def simulate_replicas(
         float(np.quantile(kept, 0.5)),
         float(np.quantile(kept, 0.99)),
         num_requests / batches,
-        busy_s / replicas / arrivals[-1],
+        busy_s / replicas / ended_s,
     )

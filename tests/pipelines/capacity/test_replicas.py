@@ -30,6 +30,15 @@ def test_the_plan_is_enough_and_one_replica_less_is_not():
     assert simulate_replicas(COSTS, 5000.0, plan.replicas - 1).p99_s > 0.03
 
 
+def test_a_late_deadline_is_no_reason_for_replicas_that_fall_behind_for_good():
+    """Those that are simulated come within 1.5 s, in which no queue grows up to the deadline."""
+    plan = plan_replicas({1: 0.1, 64: 0.4}, 20_000.0, 2.0)
+
+    assert plan.most_rate > 20_000
+    assert plan.utilization <= 1
+    assert plan.replicas <= plan.by_formula
+
+
 def test_twice_the_rate_takes_about_twice_the_replicas():
     one, two = (plan_replicas(COSTS, rate, 0.03).replicas for rate in (4000.0, 8000.0))
 
