@@ -7,6 +7,7 @@ import errno
 import json
 import math
 import os
+import re
 import secrets
 import sys
 import tempfile
@@ -116,6 +117,11 @@ def written_whole(path: Path, on_disk: bool = False) -> Iterator[Path]:
 def unfinished_suffix() -> str:
     """End of the name of a file that is being written, as no other writer has it."""
     return f"{secrets.token_hex(6)}.unfinished"
+
+
+def is_unfinished(name: str) -> bool:
+    """Whether a file of this name is what a killed writer has left, or what one writes now."""
+    return re.fullmatch(r"\..+\.[0-9a-f]{12}\.unfinished", name) is not None
 
 
 def remove_unfinished(folder: Path) -> None:

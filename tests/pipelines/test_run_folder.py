@@ -15,6 +15,7 @@ from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.runs import run_folder
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.platform.errors import InputError
+from rayrec.platform.files import unfinished_suffix
 
 
 def config(**changes: object) -> RunConfig:
@@ -119,6 +120,26 @@ def test_an_empty_folder_stays_one_that_may_be_used_when_a_lock_was_left_in_it(t
 
     with RunFolder.locked(tmp_path, "nothing"):
         RunFolder.create(tmp_path, config())
+
+
+def test_a_run_begins_in_a_folder_in_which_one_was_killed_before_it_had_a_state(tmp_path):
+    with RunFolder.locked(tmp_path, "nothing"):
+        (tmp_path / "config.yaml").write_text("data: {path: another}")
+        (tmp_path / f".run.json.{unfinished_suffix()}").write_text("{")
+
+    with RunFolder.locked(tmp_path, "nothing"):
+        folder = RunFolder.create(tmp_path, config())
+
+    assert folder.config == config()
+
+
+def test_settings_that_lie_in_a_folder_without_a_run_are_not_replaced(tmp_path):
+    (tmp_path / "config.yaml").write_text("mine")
+
+    with pytest.raises(InputError, match="not an empty folder"), RunFolder.locked(tmp_path, "nothing"):
+        pass
+
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
 
 
 def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path):

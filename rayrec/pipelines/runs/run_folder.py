@@ -28,7 +28,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, TextIO
@@ -38,7 +38,14 @@ import pyarrow as pa
 from rayrec.pipelines.config.run import TABLE_SEEDS, RunConfig
 from rayrec.platform.config import differing_keys, is_among
 from rayrec.platform.errors import InputError, looked_in
-from rayrec.platform.files import append_line, no_room, without_nan, write_atomically, write_json
+from rayrec.platform.files import (
+    append_line,
+    is_unfinished,
+    no_room,
+    without_nan,
+    write_atomically,
+    write_json,
+)
 from rayrec.platform.ray_errors import root_cause
 
 logger = logging.getLogger(__name__)
@@ -491,5 +498,12 @@ def read_columns(path: Path) -> pa.Schema | None:
 def _refuse_other_content(path: Path) -> None:
     if (path / "run.json").exists() or not path.exists():
         return
-    if not path.is_dir() or any(entry.name != LOCK_FILE for entry in path.iterdir()):
+    names = {entry.name for entry in path.iterdir()} if path.is_dir() else None
+    if names is None or not all(name == LOCK_FILE or _was_begun_with(name, names) for name in names):
         raise InputError(f"{path}: not an empty folder; choose another one with --run")
+
+
+def _was_begun_with(name: str, names: Collection[str]) -> bool:
+    """Whether a run that was killed before it had its run.json may have left this beside its lock. Settings
+    without a lock are somebody's own."""
+    return LOCK_FILE in names and (name == "config.yaml" or is_unfinished(name))

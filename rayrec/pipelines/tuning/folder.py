@@ -30,7 +30,7 @@ from rayrec.pipelines.tuning.outcome import Outcome
 from rayrec.pipelines.tuning.space import SearchSpace, Settings
 from rayrec.platform.config import differing_keys, is_among, read_values
 from rayrec.platform.errors import InputError
-from rayrec.platform.files import append_line, write_atomically, write_json
+from rayrec.platform.files import append_line, is_unfinished, write_atomically, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +112,8 @@ class TuningFolder:
             )
         left = {LOCK_FILE, SETTINGS_FILE, BASE_FILE, JOURNAL_FILE}  # of a search that was killed as it began
         if self.path.exists() and not (
-            self.path.is_dir() and left.issuperset(entry.name for entry in self.path.iterdir())
+            self.path.is_dir()
+            and all(entry.name in left or is_unfinished(entry.name) for entry in self.path.iterdir())
         ):
             raise InputError(f"{self.path}: not an empty folder; choose another one with --folder")
 

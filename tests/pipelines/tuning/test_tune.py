@@ -28,6 +28,7 @@ from rayrec.pipelines.tuning.trial import OUTCOME_FILE, TrialSpec, run_trial
 from rayrec.pipelines.tuning.tune import TuningResult, tune
 from rayrec.platform.config import set_value
 from rayrec.platform.errors import InputError, MachineError
+from rayrec.platform.files import unfinished_suffix
 from tests.helpers.examples import cases
 from tests.helpers.impressions import ctr_config, impression_dataset
 from tests.helpers.training_runs import EPOCHS, settings, walks
@@ -411,6 +412,13 @@ def test_a_journal_that_was_cut_short_in_its_first_line_is_begun_again(run_file,
 
     assert folder.holds_search
     assert folder.read_journal() == ({"metric": "ndcg@10"}, [])
+
+
+def test_a_search_begins_in_a_folder_in_which_one_was_killed_as_it_wrote_its_first_file(tmp_path):
+    (tmp_path / ".lock").touch()
+    (tmp_path / f".tuning.yaml.{unfinished_suffix()}").write_text("config: ")
+
+    TuningFolder(tmp_path).check_free()
 
 
 def test_a_journal_that_lost_its_first_line_only_is_no_empty_folder(tmp_path):
