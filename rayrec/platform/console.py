@@ -22,7 +22,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from rayrec.platform.errors import InputError, NoRoomError
+from rayrec.platform.errors import InputError, MachineError, NoRoomError
 from rayrec.platform.files import no_room, unusable_path, without_nan
 
 out = Console()
@@ -96,7 +96,8 @@ def _report(error: Exception) -> int:
     cause = no_room(cause) or unusable_path(cause) or cause
     text = str(cause) if isinstance(cause, InputError | NoRoomError) else f"{type(cause).__name__}: {cause}"
     log.print(f"rayrec: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
-    return 2 if isinstance(cause, InputError) else 1
+    # What a machine lacks may be there later: whoever tries again by the code is to do so.
+    return 2 if isinstance(cause, InputError) and not isinstance(cause, MachineError) else 1
 
 
 class ShowProgress(Protocol):

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from rayrec.platform import console
 from rayrec.platform.console import LINE_EVERY_S, ProgressLines
+from rayrec.platform.errors import InputError, MachineError, NoRoomError
 
 
 class Clock:
@@ -86,6 +87,28 @@ def test_the_line_of_json_has_no_number_that_json_lacks() -> None:
     found = CliRunner().invoke(app, ["--json"])
 
     assert found.stdout == '{"auc": null, "of": [1.5, [null, 2]]}\n'
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InputError("epochs: expected a number"), 2),
+        (MachineError("no Ray cluster answers"), 1),
+        (NoRoomError("a disk is full"), 1),
+        (RuntimeError("a bug"), 1),
+    ],
+)
+def test_only_wrong_input_has_the_code_of_what_no_second_try_mends(error: Exception, code: int) -> None:
+    app = typer.Typer()
+
+    @console.command(app, "fail")
+    def fail() -> console.Answer:
+        raise error
+
+    found = CliRunner().invoke(app, [])
+
+    assert found.exit_code == code
+    assert found.stderr.splitlines()[-1].endswith(str(error))
 
 
 def test_eighty_columns_hold_a_name_and_seven_figures() -> None:
