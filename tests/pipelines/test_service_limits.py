@@ -55,6 +55,15 @@ def test_a_controller_that_is_not_there_has_said_nothing(limits, clock):
     assert not limits.allow(2)
 
 
+def test_a_controller_is_not_believed_for_long_after_the_clock_was_put_back(limits, clock):
+    has(limits, 1, 1, maximum=1)
+    clock.now -= 1.0  # clocks of machines differ
+    assert limits.state() is not None
+    clock.now -= FRESH_S
+    assert limits.state() is None
+    assert not limits.allow(2)
+
+
 def test_without_a_limit_there_is_none(limits):
     limits.allow(2)
     assert limits.allow(None)

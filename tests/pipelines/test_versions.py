@@ -146,6 +146,16 @@ def test_dense_weights_may_come_less_often_than_rows(run_with_rows, tmp_path):
     assert (third.weights_step, third.weights_at) == (third.step, 1110.0)
 
 
+def test_dense_weights_do_not_wait_for_a_clock_that_was_put_back(run_with_rows, tmp_path):
+    now = 10_000.0
+    names = run_with_rows.snapshot_names()
+    publisher = Publisher(run_with_rows, VersionStore(tmp_path), dense_every_s=100, clock=lambda: now)
+    publisher.publish(read_snapshot(run_with_rows.snapshots / names[0]))
+    now = 1_000.0
+    second = publisher.publish(read_snapshot(run_with_rows.snapshots / names[1]))
+    assert (second.weights_step, second.weights_at) == (second.step, 1_000.0)
+
+
 def test_dense_weights_of_another_run_of_the_same_name_are_none_of_this_one(run_with_rows, tmp_path):
     """Begun again in its folder, with other settings: rows went out with the weights of the run before."""
     model, settings = MODELS["rows"]

@@ -128,7 +128,8 @@ class ServiceLimits:
             )
         except TypeError:
             return None
-        return None if state is None or self._clock() - state.at > FRESH_S else state
+        # Also after the clock was put back, or what it said last would count until it is that late again.
+        return None if state is None or abs(self._clock() - state.at) > FRESH_S else state
 
     def forget(self, application: str = APPLICATION, deployment: str = DEPLOYMENT) -> None:
         """The service has ended: the next one is told its own limit."""

@@ -264,7 +264,8 @@ class Publisher:
     def _weights(self, snapshot: Snapshot, before: ModelVersion | None, now: float) -> dict[str, Any]:
         """Fields of the version that say which dense weights it has."""
         goes_on = before is not None and self._goes_on(snapshot, before)
-        if before is not None and goes_on and now - before.weights_at < self._dense_every_s:
+        # A clock that was put back must not keep weights back.
+        if before is not None and goes_on and 0 <= now - before.weights_at < self._dense_every_s:
             return {name: getattr(before, name) for name in ("weights", "weights_step", "weights_at")}
         self._own_weights = self._store.put("weights", [snapshot.path / WEIGHTS])
         return {
