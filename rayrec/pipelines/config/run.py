@@ -16,6 +16,7 @@ from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.registry import AnyModelConfig
 from rayrec.pipelines.config.placement import PlacementConfig
 from rayrec.pipelines.config.sections import (
+    TABLE_SEEDS,
     DataConfig,
     EvaluationConfig,
     PipelineConfig,
@@ -29,12 +30,8 @@ from rayrec.pipelines.config.sections import (
 from rayrec.platform.cluster import ClusterConfig
 from rayrec.platform.config import Config
 from rayrec.platform.devices import HOST, device_named
-from rayrec.platform.impression_schema import FEATURE_TABLE
 from rayrec.platform.remote_files import absolute
 from rayrec.platform.schedule import RateSchedule
-
-TABLE_SEEDS = {"item": 1, "user": 2, "code": 3, FEATURE_TABLE: 4, "prefix": 5}
-"""Added to 1,000 times the run's seed: tables of one run start with different rows."""
 
 
 class RunConfig(Config):

@@ -35,7 +35,8 @@ from typing import Any, Literal, TextIO
 
 import pyarrow as pa
 
-from rayrec.pipelines.config.run import TABLE_SEEDS, RunConfig
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.config.sections import TABLE_SEEDS
 from rayrec.platform.config import differing_keys, is_among
 from rayrec.platform.errors import InputError, looked_in
 from rayrec.platform.files import (
