@@ -31,18 +31,24 @@ from rayrec.pipelines.capacity.quantity import (
 from rayrec.platform.config import Config
 
 ABOVE_ZERO = {
+    "cards_per_node",
     "core_speed",
     "cores",
+    "count",
     "matrix_achieved",
     "matrix_rate",
     "memory_achieved",
     "memory_rate",
     "read",
     "server_node_mtbf",
+    "servers_per_node",
     "trainer_node_mtbf",
     "write",
 }
-"""Numbers that a plan divides by."""
+"""Numbers that a plan divides by, and those of which there is one at least."""
+WHOLE = {"cards_per_node", "count", "servers_per_node", "spares"}
+AT_MOST_ALL = {"matrix_achieved", "memory_achieved", "slow_cards"}
+"""Shares of what there is."""
 
 
 class Link(Config):
@@ -184,10 +190,18 @@ class ClusterSpec(Config):
     """Of one core, against a core of the machine that the calibration was made on."""
 
     @model_validator(mode="after")
-    def _rates_are_above_zero(self) -> ClusterSpec:
+    def _numbers_are_possible(self) -> ClusterSpec:
         for place, quantity in self.numbers():
-            if place.rpartition(".")[2] in ABOVE_ZERO and quantity.value <= 0:
-                raise ValueError(f"{place} is {quantity.text!r}: expected more than 0")
+            name, value = place.rpartition(".")[2], quantity.value
+            expected = None
+            if name in ABOVE_ZERO and value <= 0:
+                expected = "more than 0"
+            elif name in WHOLE and value != int(value):
+                expected = "a whole number"
+            elif name in AT_MOST_ALL and value > 1:
+                expected = "at most 100 %"
+            if expected is not None:
+                raise ValueError(f"{place} is {quantity.text!r}: expected {expected}")
         return self
 
     @model_validator(mode="after")

@@ -10,6 +10,7 @@ powers of ten, `Ki` to `Pi` powers of two, and a `bit` is an eighth of a byte.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -104,6 +105,8 @@ def parse_quantity(text: Any, kind: str) -> Quantity:
     value = float(match["number"].replace("_", "")) * units[unit]
     if value < 0:
         raise ValueError(f"{text!r} is below 0")
+    if math.isinf(value):
+        raise ValueError(f"{text!r} is larger than any number that can be kept")
     return Quantity(value, mark, source, str(text))  # type: ignore[arg-type]
 
 
