@@ -210,6 +210,14 @@ def ledger_path(option: Path | None, environment: Mapping[str, str] = os.environ
     return Path(environment.get(LEDGER_VARIABLE) or Path.home() / ".rayrec" / "jobs.db").expanduser()
 
 
+class LedgerBusyError(InputError):
+    """Another process has been writing the ledger for too long; nothing was changed."""
+
+    @classmethod
+    def of(cls, ledger: Path) -> LedgerBusyError:
+        return cls(f"{ledger}: another process has been writing it for {BUSY_S:.0f} s; try again")
+
+
 class Ledger:
     """The ledger, open in this process. All that changes it is called inside of `change`."""
 
@@ -227,9 +235,7 @@ class Ledger:
             self._prepare()
         except (sqlite3.DatabaseError, OSError) as error:
             if "locked" in str(error):
-                raise InputError(
-                    f"{path}: another process has been writing it for {BUSY_S:.0f} s; try again"
-                ) from error
+                raise LedgerBusyError.of(path) from error
             raise InputError(
                 f"{path}: not a ledger of the queue ({error}); name another with --ledger or "
                 f"{LEDGER_VARIABLE}"
@@ -270,8 +276,17 @@ class Ledger:
 
     @contextmanager
     def change(self) -> Iterator[None]:
-        """All changes inside the block happen, or none; nobody else changes anything meanwhile."""
-        self._db.execute("BEGIN IMMEDIATE")
+        """All changes inside the block happen, or none; nobody else changes anything meanwhile.
+
+        Raises:
+            LedgerBusyError: somebody else does.
+        """
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error):
+                raise
+            raise LedgerBusyError.of(self.path) from error
         try:
             yield
         except BaseException:

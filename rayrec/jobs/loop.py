@@ -45,7 +45,7 @@ from rayrec.jobs.job import (
     Stop,
     Wait,
 )
-from rayrec.jobs.ledger import Attempt, ClusterId, JobEntry, JobState, Ledger, Phase
+from rayrec.jobs.ledger import Attempt, ClusterId, JobEntry, JobState, Ledger, LedgerBusyError, Phase
 from rayrec.jobs.runner import HeadDownError, Report, Runner, submission_of
 from rayrec.jobs.trainings import Trainings
 from rayrec.jobs.watcher import Awaited, View
@@ -173,7 +173,7 @@ class QueueLoop:
         """Look once, and do what follows.
 
         Returns:
-            Whether Ray's head answered.
+            Whether Ray's head answered, and the ledger could be written.
 
         Raises:
             InputError: the ledger is of another cluster.
@@ -187,6 +187,9 @@ class QueueLoop:
             # A new head has other addresses, which only a look tells.
             with suppress(HeadDownError):
                 self._look(())
+            return False
+        except LedgerBusyError as error:
+            logger.warning("%s; what is left to do is done at the next look", error)
             return False
         if self._said is not None:
             logger.info("Ray's head answers again")

@@ -15,6 +15,7 @@ from rayrec.jobs.ledger import (
     Command,
     JobState,
     Ledger,
+    LedgerBusyError,
     Phase,
     ledger_path,
 )
@@ -213,6 +214,16 @@ def test_where_the_ledger_is(tmp_path):
     assert ledger_path(tmp_path / "a.db", {"RAYREC_LEDGER": "/b.db"}) == tmp_path / "a.db"
     assert ledger_path(None, {"RAYREC_LEDGER": "/b.db"}) == Path("/b.db")
     assert ledger_path(None, {}) == Path.home() / ".rayrec" / "jobs.db"
+
+
+def test_who_cannot_write_since_somebody_else_does_is_told_so(ledger):
+    ledger._db.execute("PRAGMA busy_timeout = 0")
+    with Ledger(ledger.path).change():
+        with pytest.raises(LedgerBusyError, match=r"jobs\.db: another process has"), ledger.change():
+            raise AssertionError("it is written by two")
+        assert ledger.jobs() == []
+    with ledger.change():
+        ledger.add(JOB, COMMAND)
 
 
 def test_it_is_read_while_somebody_writes(ledger):

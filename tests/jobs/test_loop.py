@@ -239,6 +239,17 @@ def test_its_user_stops_a_job_that_waits_and_one_that_runs(story):
     assert story.world.saved["first"] > 0
 
 
+def test_a_ledger_that_somebody_writes_for_long_does_not_end_the_queue(story):
+    story.ledger._db.execute("PRAGMA busy_timeout = 0")
+    story.add(program("first", "team-a", 2))
+    with Ledger(story.path).change():
+        story.passes(3)
+        assert story.states == {"first": "waiting"}
+    story.ends()
+    assert story.states == {"first": "succeeded"}
+    assert story.world.history == ["first-1"]
+
+
 def test_while_the_head_is_down_nothing_changes_and_jobs_go_on_afterwards(story):
     story.world.work |= {"first": 400.0}
     story.add(training("first", "team-a", 2, 2))
