@@ -235,8 +235,20 @@ def _program(cpus: float | None, gpus: float, resource: list[str] | None, actors
 
 
 def _group(stage: str, count: int, asked: dict[str, float]) -> ActorGroup:
-    from rayrec.pipelines.cluster.placement import ActorGroup
+    from rayrec.pipelines.cluster.placement import SMALLEST_SHARE, ActorGroup
+    from rayrec.platform.devices import ACCELERATOR_RESOURCES
 
+    for name, each in asked.items():  # Ray would refuse these when the job has waited for its room
+        if 0 < each < SMALLEST_SHARE:
+            raise InputError(
+                f"--resource {name}={each:g}: Ray counts nothing below {SMALLEST_SHARE:g}; ask for more, or "
+                "leave it out"
+            )
+        if name in ACCELERATOR_RESOURCES and each > 1 and each != int(each):
+            raise InputError(
+                f"--resource {name}={each:g}: Ray gives a share of one card, or whole cards; ask for "
+                f"{int(each)} or {int(each) + 1}"
+            )
     resources = {name: each for name, each in asked.items() if each > 0}
     return ActorGroup(stage, "--cpus, --gpus, --resource", count, resources, {}, "PACK")
 

@@ -345,6 +345,10 @@ def test_a_reservation_is_for_a_time(team, path):
         (["--min-trainers", "2"], "--min-trainers is for `train`"),
         (["--resource", "a=1", "--resource", "a=2"], "--resource a=2: a is named twice"),
         (["--gpus", "1", "--resource", "GPU=2"], "--gpus 1 and --resource GPU=2 say the same"),
+        (["--gpus", "1.5"], "--resource GPU=1.5: Ray gives a share of one card, or whole cards"),
+        (["--resource", "NPU=2.25", "--actors", "2"], "--resource NPU=2.25: Ray gives a share of one card"),
+        (["--gpus", "0.00004"], "--resource GPU=4e-05: Ray counts nothing below 0.0001"),
+        (["--resource", "disk=0.00001"], "--resource disk=1e-05: Ray counts nothing below 0.0001"),
     ],
 )
 def test_options_that_are_none_are_refused(team, path, arguments, sentence):
