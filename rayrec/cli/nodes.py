@@ -83,7 +83,7 @@ def nodes_command(
 
 
 def _node_named(name: str, nodes: list[Node]) -> Node:
-    found = [node for node in nodes if node.id.startswith(name)]
+    found = [node for node in nodes if name and node.id.startswith(name)]
     if len(found) != 1:
         there = ", ".join(node.name for node in nodes)
         raise InputError(

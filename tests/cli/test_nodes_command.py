@@ -83,6 +83,7 @@ def test_an_operator_quarantines_a_node_and_lifts_it(run, tmp_path):
     [
         (("--quarantine", "a"), "more than one node of the cluster has an id that begins with 'a'"),
         (("--quarantine", "x"), "no node of the cluster has an id that begins with 'x'; there are 10.0.0.0"),
+        (("--quarantine", ""), "no node of the cluster has an id that begins with ''"),
         (("--leave",), "--leave says how a node is isolated by --quarantine; leave it out"),
         (("--reason", "heat"), "--reason says why there is a --quarantine or --lift"),
         (("--port", "80"), "--port says where --page is served"),
