@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import pydantic
-
 from rayrec.pipelines.capacity.calibration import Calibration, calibrated, fastest, spread_of
 from rayrec.pipelines.capacity.costs import Measured
 from rayrec.pipelines.capacity.windows import StepTimes, measure_windows
@@ -27,7 +25,6 @@ from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.tasks.assembly import Assembly, assemble
 from rayrec.platform.cluster import ray_cluster
 from rayrec.platform.devices import HOST
-from rayrec.platform.errors import InputError
 from rayrec.platform.health.burn_in import burn_in, kind_of
 from rayrec.platform.processors import num_processors
 from rayrec.platform.ray_errors import ActorDeathError
@@ -96,10 +93,7 @@ class Variant:
             values[section] |= changed
         if self.mode is not None and self.mode != "exact_prefetch":
             values["sparse"]["cache_rows"] = 0
-        try:
-            return RunConfig.model_validate(values)
-        except pydantic.ValidationError as error:
-            raise InputError(f"variant of the run with {self.label}: {error}") from error
+        return RunConfig.parse(values, f"variant of the run with {self.label}")
 
 
 def variants_of(config: RunConfig) -> list[Variant]:

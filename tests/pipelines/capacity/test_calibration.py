@@ -127,6 +127,16 @@ def test_variants_of_a_run_show_every_mode_and_transport_twice(config):
             assert sum(getattr(variant, name) == value for variant in found) >= 2
 
 
+def test_what_a_run_cannot_have_in_a_variant_is_said_in_a_sentence(config):
+    placed = config.model_copy(
+        update={"sparse": config.sparse.model_copy(update={"cache_rows": 8, "wire": "bfloat16"})}
+    )
+
+    with pytest.raises(InputError, match=r"^variant of the run with servers 2: sparse\.cache_rows") as said:
+        Variant(servers=2).of(placed)
+    assert "\n" not in str(said.value)
+
+
 def test_a_variant_changes_the_config_and_nothing_else(config):
     changed = Variant(3, 2, 8, 64, "sync", "ray", (16, 8)).of(config)
 
