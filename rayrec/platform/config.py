@@ -41,6 +41,16 @@ class Config(BaseModel):
         empty = {name for name, value in values.items() if value is None and _is_section(cls, name)}
         return {name: {} if name in empty else value for name, value in values.items()}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _a_switch_is_no_number(cls, values: Any) -> Any:
+        """YAML reads `on` and `yes` as true, which pydantic takes for 1. As texts, it refuses them."""
+        if not isinstance(values, dict):
+            return values
+        switches = {name for name, value in values.items() if isinstance(value, bool)}
+        numbers = {name for name in switches if _is_number(cls, name)}
+        return {name: str(value) if name in numbers else value for name, value in values.items()}
+
     @classmethod
     def parse(cls, values: dict[str, Any], source: str = "config") -> Self:
         """Build from plain values; every mistake becomes one readable `InputError`."""
@@ -275,6 +285,16 @@ def _is_section(model: type[Config], name: Any) -> bool:
     if NoneType in get_args(annotation):
         return False
     return get_origin(annotation) is dict or bool(_config_types(annotation))
+
+
+def _is_number(model: type[Config], name: Any) -> bool:
+    """Whether a setting holds a number or nothing."""
+    if name not in model.model_fields:
+        return False
+    annotation = model.model_fields[name].annotation
+    kinds = get_args(annotation) or (annotation,)
+    numbers = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, int | float)]
+    return bool(numbers) and bool not in numbers and str not in kinds
 
 
 # A section that is no mapping. Pydantic speaks of dictionaries and objects, which a YAML file does not have.

@@ -1,5 +1,5 @@
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 import yaml
@@ -77,6 +77,9 @@ def test_unknown_keys_suggest_the_nearest_of_their_place(values, expected):
         ({**TREE, "rate": float("inf")}, "rate: input should be a finite number, got inf"),
         ({**TREE, "rate": float("nan")}, "rate: input should be a finite number, got nan"),
         ({**TREE, "seed": None}, "seed: input should be a valid integer, got None"),
+        ({**TREE, "seed": True}, "seed: input should be a valid integer, unable to parse string as an"),
+        ({**TREE, "rate": False}, "rate: input should be a valid number, unable to parse string as a number"),
+        (with_layers({"num_layers": True}), "model.layers.num_layers: input should be a valid integer"),
         ({**TREE, "layers": [1]}, "layers: expected a mapping of keys to values, got [1]"),
         ({"model": "tree"}, "model: expected a mapping of keys to values, got 'tree'"),
         ({"model": {"kind": "bush"}}, "model.kind: expected one of 'tree', 'network', got 'bush'"),
@@ -84,6 +87,17 @@ def test_unknown_keys_suggest_the_nearest_of_their_place(values, expected):
 )
 def test_wrong_values_are_named_by_their_dotted_key(values, expected):
     assert expected in complaint(values)
+
+
+def test_true_and_false_stay_where_they_may_be():
+    class Mixed(Config):
+        is_on: bool = False
+        either: bool | int | None = None
+        anything: Any = None
+
+    mixed = Mixed.parse({"is_on": True, "either": False, "anything": True})
+
+    assert (mixed.is_on, mixed.either, mixed.anything) == (True, False, True)
 
 
 def test_every_mistake_is_reported_at_once_and_names_the_source():
