@@ -8,6 +8,7 @@
     rayrec_queue_waiting_jobs           queue
     rayrec_queue_oldest_wait_seconds    queue             of those that wait; 0 where nobody does
     rayrec_jobs                         state             in the ledger, those that are over included
+    rayrec_queue_cells_lacking                            kinds of guaranteed cells that find no node now
     rayrec_quarantined_nodes                              that new actors do not go to
     rayrec_quarantine_alarms_last_hour                    nodes that the breaker has kept in use
     rayrec_health_age_seconds                             since the last health check
