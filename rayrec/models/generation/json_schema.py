@@ -427,6 +427,8 @@ def _are_apart(schemas: list[Any]) -> bool:
     types = [_types_of(one) for one in schemas]
     if all(types) and sum(map(len, types)) == len(set().union(*types)):
         return True
+    if any(each - {"object"} for each in types):
+        return False  # a text, say, has none of the properties that tell them apart
     names = set.intersection(*(set(one.get("required", ())) for one in schemas))
     for name in names:
         constants = [one.get("properties", {}).get(name, {}) for one in schemas]

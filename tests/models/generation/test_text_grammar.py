@@ -156,6 +156,15 @@ def test_blanks_and_control_characters_do_not_come(compilers, tokenizer):
             )
             for equal in ((1, 1.0), ({"b": [1], "c": 2}, {"c": 2, "b": [1.0]}))
         ),
+        (
+            {
+                "oneOf": [
+                    {"type": ["object", "string"], "properties": {"a": {"const": each}}, "required": ["a"]}
+                    for each in (1, 2)
+                ]
+            },
+            r"schema\.oneOf: schemas may both be satisfied",  # by any text
+        ),
         ({"type": "string", "pattern": 'a"b'}, "escape"),
         ({"type": "string", "format": "color"}, "'color' is none of"),
         ({"type": "colour"}, r"schema\.type: expected one of array"),
