@@ -343,6 +343,14 @@ def _check_names(schema: Mapping[str, Any], where: str) -> None:
             f"{where}.additionalProperties: holds of names that patternProperties match, too, where "
             "there are properties; set it to false"
         )
+    if schema.get("additionalProperties", False) is not False:
+        for name in known:
+            # Packages tell other names from known ones by what is written, some of them byte by byte.
+            if not name.isascii() or any(character in '"\\' or character < " " for character in name):
+                raise InputError(
+                    f"{where}.additionalProperties: may come under the name {name!r} of properties, which is "
+                    "not of plain ASCII; set it to false, or rename the property"
+                )
     # Beginnings that another one begins with come right behind it; those open here say the same of names.
     open_ones: list[tuple[str, str]] = []
     for begins, pattern in sorted((_beginning(pattern), pattern) for pattern in by_pattern):

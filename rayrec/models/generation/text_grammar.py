@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -49,6 +50,10 @@ MOST_BYTES = 64 * 1024
 MOST_KEPT = 64
 """Compiled grammars that are kept, the last ones used."""
 _ITEM, _KEY = ", ", ": "
+_ESCAPE_IN_NAME = re.compile(
+    r'^(\S+_addl_key_\d+ ::= .*) \| \("\\\\" basic_escape basic_string_sub\)', re.MULTILINE
+)
+"""In xgrammar's notation: of a rule for what may follow letters that known names begin with."""
 _FIRST_CONTINUATIONS = {0xE0: 0xA0, 0xF0: 0x90}
 """Least second byte of UTF-8 behind a first one; others have 0x80."""
 
@@ -247,7 +252,7 @@ class GrammarCompiler:
             written = json.dumps(source)
         try:
             grammar = self._grammar(kind, source, written)
-            automaton = read_grammar(str(grammar), self._regex_notation)
+            automaton = read_grammar(_with_plain_names(str(grammar)), self._regex_notation)
             if kind == "regex" and (better := unambiguous(automaton)) is not None:
                 notation, automaton = better
                 grammar = self._xgrammar.Grammar.from_ebnf(notation)
@@ -400,6 +405,15 @@ def _completed(pending: bytes) -> bytes:
     if missing and len(pending) == 1:
         rest = bytes([_FIRST_CONTINUATIONS.get(first, 0x80)]) + rest[1:]
     return rest
+
+
+def _with_plain_names(notation: str) -> str:
+    """A grammar without escapes in names of additional properties, as long as these may be known names.
+
+    Packages keep known names out of additional ones letter by letter, and `\\u0061` is an `a`, too. What the
+    chart does not read does not come, so it need not be taken out of the package's own grammar.
+    """
+    return _ESCAPE_IN_NAME.sub(r"\1", notation)
 
 
 def _name(kind: Kind) -> str:

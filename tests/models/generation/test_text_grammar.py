@@ -203,6 +203,13 @@ def test_blanks_and_control_characters_do_not_come(compilers, tokenizer):
             },
             r"schema\.additionalProperties: .* set it to false",
         ),
+        *(
+            (
+                {"type": "object", "properties": {name: {"type": "null"}}, "additionalProperties": True},
+                rf"schema\.additionalProperties: may come under the name '{name}' of properties",
+            )
+            for name in ('a"', "é")
+        ),
         (
             {"type": "object", "patternProperties": {"^a": {"type": "null"}, "b$": {"type": "boolean"}}},
             "may match the same name",
@@ -278,6 +285,35 @@ def test_names_that_cannot_be_confused_are_held(compilers, write):
         for seed in range(4):
             text = write(compiled.begin(), compiled.least_tokens + 40, seed)
             jsonschema.validate(json.loads(text), schema)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_held"),
+    [
+        (r'{"ab": 1, "ac": "x"}', True),
+        (r'{"ab": 1, "b\u0061": "x"}', True),
+        (r'{"ab": 1, "ab": "x"}', False),
+        (r'{"ab": 1, "\u0061b": "x"}', False),
+        (r'{"ab": 1, "a\u0062": "x"}', False),
+    ],
+)
+def test_an_additional_property_does_not_take_a_known_name_by_an_escape(compilers, text, is_held):
+    schema = {
+        "type": "object",
+        "properties": {"ab": {"type": "integer"}},
+        "required": ["ab"],
+        "additionalProperties": {"type": "string"},
+    }
+    tokens = compilers["xgrammar"].tokens
+    for compiler in compilers.values():
+        grammar = compiler.compile("json_schema", schema).begin()
+        try:
+            for token in tokens.tokens_of(text.encode()):
+                grammar.advance(token)
+            found = grammar.is_complete
+        except ValueError:
+            found = False
+        assert found == is_held
 
 
 def test_alternatives_that_exclude_each_other_are_held(compilers, write):
