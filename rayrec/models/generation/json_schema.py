@@ -102,6 +102,12 @@ _SCHEMAS = ("additionalProperties", "items")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|.)", re.DOTALL)
+_PARTS = re.compile(r"\((?:\?:|\?<\w*>)?|\{[^{}]*\}|\[\^?(?:\\.|[^\]\\])*\]?|\\.|.", re.DOTALL)
+"""Of an expression: the beginning of a group, a repetition, a set, an escape, or a character."""
+_LETTER_ESCAPES = re.compile(r"\\(?:[^A-Za-z]|([A-Za-z]))", re.DOTALL)
+_IN_SETS = frozenset(["", *"abcdDefnrsStuvwWx"])
+_OUTSIDE_SETS = _IN_SETS | {*"BkpP"}
+"""Letters that packages know behind a backslash, those that they refuse included."""
 _LETTERS = re.compile(r"[A-Za-z0-9_ -]*")
 _ESCAPED = '"\n\r\t\f\v\0'
 
@@ -240,6 +246,49 @@ def _check_reference(reference: Any, root: Any, parts: Sequence[Mapping[str, Any
         found = found[key]
     if not isinstance(found, bool) and all(found is not part for part in parts):
         raise InputError(f"{where}: {reference!r} is no schema")
+
+
+def check_expression(pattern: str, where: str) -> None:
+    """Check that a grammar of an expression holds its anchors and escapes.
+
+    Packages match a whole text and pass over anchors, which is right at its ends alone; an escape that they
+    do not know is to them the letter behind it.
+
+    Raises:
+        InputError: an anchor stands elsewhere, or there is such an escape.
+    """
+    # Of this alternative: whether nothing is before it, and whether it has a `$`. Of the group around it:
+    # whether nothing is before that, whether an alternative ended with a `$`, and whether any has an anchor.
+    is_first = is_outer_first = True
+    has_end = has_end_before = has_anchor = False
+    outside: list[tuple[bool, bool, bool, bool]] = []
+    is_behind_anchor = False
+    for part in _PARTS.findall(pattern):
+        for escape in _LETTER_ESCAPES.findall(part):
+            if escape not in (_IN_SETS if part.startswith("[") else _OUTSIDE_SETS):
+                raise InputError(
+                    f"{where}: {pattern!r:.100} has \\{escape}, which is not known; leave it out"
+                )
+        is_repeated = is_behind_anchor and part.startswith(("*", "+", "{"))
+        is_behind_anchor = part in ("^", "$") or (part == ")" and has_anchor)
+        if part == "|":
+            is_first, has_end, has_end_before = is_outer_first, False, has_end_before or has_end
+        elif part == ")" and outside:
+            ends, had_anchor = has_end or has_end_before, has_anchor
+            is_outer_first, has_end, has_end_before, has_anchor = outside.pop()
+            is_first, has_end, has_anchor = False, has_end or ends, has_anchor or had_anchor
+        elif is_repeated or (has_end and part not in ("$", "?")) or (part == "^" and not is_first):
+            raise InputError(
+                f"{where}: {pattern!r:.100} has an anchor elsewhere than at its ends, which is not held; "
+                "leave it out"
+            )
+        elif part.startswith("("):
+            outside.append((is_outer_first, has_end, has_end_before, has_anchor))
+            is_outer_first, has_end_before, has_anchor = is_first, False, False
+        elif part in ("^", "$"):
+            has_end, has_anchor = part == "$", True
+        else:
+            is_first = False
 
 
 def with_whole_escapes(pattern: str) -> str:
@@ -426,6 +475,7 @@ def _check_pattern(pattern: Any, where: str) -> None:
             f"{where}: {pattern!r} names a character that JSON writes with an escape; leave it out of "
             "patterns"
         )
+    check_expression(pattern, where)
 
 
 def _are_apart(schemas: list[Any]) -> bool:

@@ -31,6 +31,7 @@ from rayrec.models.generation.deterministic import unambiguous
 from rayrec.models.generation.endings import Chart, ShortestWays
 from rayrec.models.generation.json_schema import (
     bounded,
+    check_expression,
     check_schema,
     patterns,
     with_patterns,
@@ -250,6 +251,8 @@ class GrammarCompiler:
                 self._check_number(where, number)
             source = with_patterns(source)
             written = json.dumps(source)
+        else:
+            check_expression(source, "the regular expression")
         try:
             grammar = self._grammar(kind, source, written)
             automaton = read_grammar(_with_plain_names(str(grammar)), self._regex_notation)

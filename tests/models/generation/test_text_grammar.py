@@ -7,7 +7,7 @@ import re
 import pytest
 
 from benchmarks.json_schemas import random_schema
-from rayrec.models.generation.json_schema import check_schema
+from rayrec.models.generation.json_schema import check_expression, check_schema
 from rayrec.platform.errors import InputError
 from tests.helpers.examples import cases
 
@@ -238,7 +238,45 @@ def test_a_schema_that_cannot_be_promised_is_refused_in_a_sentence(compilers, sc
     assert ".cc" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        *(
+            (pattern, "anchor elsewhere than at its ends")
+            for pattern in (
+                "a$b", "a^b", "x(^a)", "(a$)b", "(a|b$)c", "(^a)+b", "a(^|x)", "^*a", "a(b|(c$))d", r"a\\$b"
+            )
+        ),
+        (r"\Aab\Z", r"\\A, which is not known"),
+        (r"[\p{L}]", r"\\p, which is not known"),
+        (r"a\h", r"\\h, which is not known"),
+    ],
+)  # fmt: skip
+def test_an_anchor_or_escape_that_packages_pass_over_is_refused(pattern, said, compilers):
+    with pytest.raises(InputError, match=f"the regular expression: .*{said}"):
+        compilers["xgrammar"].compile("regex", pattern)
+    if "\\\\" not in pattern:  # which JSON escapes
+        for schema in (
+            {"type": "string", "pattern": pattern},
+            {"type": "object", "patternProperties": {pattern: {"type": "null"}}},
+        ):
+            with pytest.raises(InputError, match=rf"schema\.pattern.*{said}"):
+                compilers["xgrammar"].compile("json_schema", schema)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["^a|b$", "(^a|b)c", "a(b$|c)", "(^|x)a", "a($|b)", "((^a))", "a$|b$|^c$", r"[$^]", r"a\$b"]
+)
+def test_anchors_at_the_ends_of_alternatives_are_held(pattern, compilers, write):
+    compiled = compilers["xgrammar"].compile("json_schema", {"type": "string", "pattern": pattern})
+    for seed in range(4):
+        said = json.loads(write(compiled.begin(), compiled.least_tokens + seed, seed))
+        assert re.search(pattern, said)
+
+
 def test_patterns_and_names_of_a_caller_keep_nobody_busy():
+    for endless in ("(", "[", "{", "[a", "(?<a"):
+        check_expression(endless * 10_000, "pattern")
     check_schema({"type": "object", "properties": {"a" * 60 + "!": {}}, "patternProperties": {"^(a+)+$": {}}})
     many = {f"^p{number}_": {"const": number} for number in range(3000)}
     check_schema({"type": "object", "patternProperties": many})
