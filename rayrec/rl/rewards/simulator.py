@@ -87,13 +87,14 @@ class World:
             item_keys: [I] keys of the catalog, strings.
 
         Raises:
-            InputError: a file or column is missing, an item of the catalog is not in the world, or users and
-                items have different numbers of factors, or some of them have.
+            InputError: a file or column is missing, an item of the catalog is not in the world, a user or
+                item is there twice, a number is missing or not finite, or users and items have different
+                numbers of factors, or some of them have.
         """
         folder = Path(path)
         users = _table(folder / USERS, ("user_key", "affinity"))
         items = _table(folder / ITEMS, ("item_key", "factors", "quality", "category"))
-        row_I = pd.Index(items["item_key"].cast(pa.string()).to_pandas()).get_indexer(item_keys)
+        row_I = _keys(items["item_key"], folder / ITEMS).get_indexer(item_keys)
         if (row_I < 0).any():
             missing = item_keys[int(np.argmax(row_I < 0))]
             raise InputError(
@@ -108,11 +109,11 @@ class World:
                 "product needs as many"
             )
         return cls(
-            pd.Index(users["user_key"].cast(pa.string()).to_pandas()),
+            _keys(users["user_key"], folder / USERS),
             affinity_UF,
             factors_IF,
-            items["quality"].to_numpy().astype(np.float64)[row_I],
-            items["category"].to_numpy().astype(np.int64)[row_I],
+            _numbers(items["quality"], folder / ITEMS, "quality")[row_I],
+            _numbers(items["category"], folder / ITEMS, "category").astype(np.int64)[row_I],
             satiation,
         )
 
@@ -210,6 +211,29 @@ def _table(path: Path, columns: tuple[str, ...]) -> pa.Table:
     return pq.read_table(path, columns=list(columns))
 
 
+def _keys(column: pa.ChunkedArray, file: Path) -> pd.Index:
+    """Keys of users or items, each once."""
+    keys = pd.Index(column.cast(pa.string()).to_pandas())
+    if keys.has_duplicates:
+        twice = keys[int(np.argmax(keys.duplicated()))]
+        raise InputError(f"{file}: {twice!r} is there a second time; keep one of its rows")
+    return keys
+
+
+def _numbers(column: pa.ChunkedArray, file: Path, name: str) -> Float64Array:
+    """A finite number of each row."""
+    return _finite(column.to_numpy().astype(np.float64), file, name)
+
+
+def _finite(values_R: Float64Array, file: Path, name: str) -> Float64Array:
+    """Rows of numbers; one that is not finite would satisfy nobody, without a word."""
+    is_finite_R = np.isfinite(values_R if values_R.ndim == 1 else values_R.sum(axis=1))
+    if not is_finite_R.all():
+        row = int(np.argmin(is_finite_R))
+        raise InputError(f"{file}: row {row + 1} has the {name} {values_R[row]}; expected finite numbers")
+    return values_R
+
+
 def _matrix(lists: pa.ChunkedArray, file: Path) -> Float64Array:
     """Rows of equal length."""
     rows = lists.combine_chunks()
@@ -219,5 +243,4 @@ def _matrix(lists: pa.ChunkedArray, file: Path) -> Float64Array:
     values = rows.flatten()
     if values.null_count:
         raise InputError(f"{file}: {values.null_count} factors are missing; each row needs all of its own")
-    found: Float64Array = values.to_numpy().astype(np.float64).reshape(len(rows), -1)
-    return found
+    return _finite(values.to_numpy().astype(np.float64).reshape(len(rows), -1), file, "factors")

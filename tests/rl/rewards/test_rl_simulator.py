@@ -105,3 +105,26 @@ def test_users_and_items_of_another_world_are_refused(folder):
         World.read(folder, pd.Index(["a", "z"]))
     with pytest.raises(InputError, match=r"no such file; a simulated world is a folder with"):
         World.read(folder / "elsewhere", KEYS)
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "said"),
+    [
+        ("quality", [0.0, None, 0.0, 0.0, 0.0], r"row 2 has the quality nan; expected finite numbers"),
+        ("quality", [0.0, 0.0, np.inf, 0.0, 0.0], r"row 3 has the quality inf"),
+        ("category", [0, 0, 0, None, 0], r"row 4 has the category nan"),
+        (
+            "factors",
+            [[0.0, 1.0], [0.0, np.nan], [1.0, 1.0], [0.0, 0.0], [0.0, 0.0]],
+            r"row 2 has the factors \[ ?0. nan\]",
+        ),
+        ("item_key", ["a", "b", "c", "d", "a"], r"'a' is there a second time"),
+    ],
+)
+def test_a_world_with_items_that_are_not_known_or_known_twice_is_refused(folder, column, values, said):
+    items = pq.read_table(folder / "items.parquet")
+    pq.write_table(
+        items.set_column(items.schema.get_field_index(column), column, [values]), folder / "items.parquet"
+    )
+    with pytest.raises(InputError, match=rf"items\.parquet: .*{said}"):
+        World.read(folder, KEYS)
