@@ -19,6 +19,7 @@ import numpy as np
 
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import read_snapshot
+from rayrec.pipelines.tasks.next_item import check_split
 from rayrec.pipelines.training.placements import Placement, on_ray
 from rayrec.platform.errors import InputError
 from rayrec.platform.metrics import RayMetrics
@@ -38,6 +39,7 @@ from rayrec.rl.run_folder import RlRunFolder
 from rayrec.rl.scoring import RolloutScorer
 from rayrec.rl.training import PolicyTraining, StepReport
 from rayrec.rl.worker import load_on_host
+from rayrec.samples.dataset.manifest import EVALUATION_FILES
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +94,8 @@ def train_policy(
     policy = load_on_host(config)
     RolloutScorer.of(config.rewards, policy)  # refuses what does not fit, before anything is started
     dataset = policy.task.dataset
+    for split in EVALUATION_FILES:
+        check_split(dataset, split)  # the report is of test users, and comes when all is trained
     prompts = PromptStream(dataset, config.prompts, config.seed)
     # With times for rewards, even if the model does not read them.
     validation = validation_prompts(dataset, config, dataset.has_times())

@@ -1,14 +1,20 @@
-"""Validation users: none that the policy learns from, and at least one."""
+"""Users that a policy is judged on: none that it learns from, and at least one."""
 
 import numpy as np
 import pytest
 
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.training.placements import in_process
 from rayrec.platform.errors import InputError
 from rayrec.rl.config import RlConfig
 from rayrec.rl.evaluation import prompts_of, validation_prompts
 from rayrec.rl.prompts import PromptStream, is_held_out
+from rayrec.rl.run import train_policy
+from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.dataset.dataset import Dataset
-from tests.helpers.data import small_dataset
+from rayrec.samples.prepare.prepare import prepare
+from tests.helpers.data import random_events, small_dataset, write_source
+from tests.helpers.runs import MODELS, make_semantic_ids, trained
 
 
 @pytest.fixture(scope="module")
@@ -66,3 +72,25 @@ def test_no_validation_users_is_an_error_before_anything_starts(dataset):
     config = config_of(prompts={"split": "valid", "held_out_share": 1e-9})
     with pytest.raises(InputError, match=r"none is held out; raise prompts\.held_out_share"):
         validation_prompts(dataset, config, with_times=False)
+
+
+def test_no_test_users_is_an_error_before_anything_starts(tmp_path):
+    """The one event in the time of the test is of a user without a history."""
+    source = write_source(tmp_path / "source", [*random_events(40, 30), ("new", "i4", 9000)])
+    prepare(
+        source,
+        tmp_path / "data",
+        PrepareConfig(split="time", valid_start=1004, test_start=9000, allow=("short-users",)),
+    )
+    make_semantic_ids(Dataset.open(tmp_path / "data"))
+    values = {
+        "data": {"path": str(tmp_path / "data")},
+        "model": MODELS["prefix"],
+        "training": {"batch_size": 16, "epochs": 1},
+    }
+    supervised = trained(RunConfig.parse(values), tmp_path / "supervised")
+
+    config = config_of(init_from=str(supervised), snapshot="last", steps=1)
+    with pytest.raises(InputError, match="no user has an item to predict in the split 'test'"):
+        train_policy(config, tmp_path / "rl", cluster=in_process)
+    assert not (tmp_path / "rl").exists()
