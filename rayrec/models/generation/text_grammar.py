@@ -110,7 +110,8 @@ class TextGrammar:
 
     @property
     def is_complete(self) -> bool:
-        return not self._pending and self._matcher.is_complete
+        # Where the package says so and the chart does not, there is more in the known ending.
+        return not self._pending and not self._ending and self._matcher.is_complete
 
     @property
     def is_over(self) -> bool:

@@ -310,6 +310,18 @@ def test_addresses_have_no_leading_zeros(compilers, write):
             ipaddress.IPv4Address(json.loads(write(compiled.begin(), compiled.least_tokens + 8, seed)))
 
 
+def test_a_text_is_complete_only_where_both_packages_say_so(compilers):
+    """llguidance takes -0 for a number below 0."""
+    for compiler in both(compilers):
+        schema = {"type": "number", "minimum": -0.5, "exclusiveMaximum": 0}
+        grammar = compiler.compile("json_schema", schema).begin()
+        said = []
+        for token in compiler.tokens.tokens_of(b"-0") + compiler.tokens.tokens_of(b".4"):
+            grammar.advance(token)
+            said.append(grammar.is_complete)
+        assert said == [False, False, False, True]
+
+
 def test_names_that_cannot_be_confused_are_held(compilers, write):
     schema = {
         "type": "object",
