@@ -101,7 +101,7 @@ which is an octal number to some programs."""
 _SCHEMAS = ("additionalProperties", "items")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
-_ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|.)", re.DOTALL)
+_ESCAPE = re.compile(r"\\x([0-9A-Fa-f]{2})|\\?([^\0-\x7f])|\\.", re.DOTALL)
 _PARTS = re.compile(r"\((?:\?:|\?<\w*>)?|\{[^{}]*\}|\[\^?(?:\\.|[^\]\\])*\]?|\\.|.", re.DOTALL)
 """Of an expression: the beginning of a group, a repetition, a set, an escape, or a character."""
 _LETTER_ESCAPES = re.compile(r"\\(?:[^A-Za-z]|([A-Za-z]))", re.DOTALL)
@@ -292,8 +292,18 @@ def check_expression(pattern: str, where: str) -> None:
 
 
 def with_whole_escapes(pattern: str) -> str:
-    """An expression with `\\u0041` for `\\x41`, of which xgrammar takes further letters for digits."""
-    return _ESCAPE.sub(lambda found: f"\\u00{found[1]}" if found[1] else found[0], pattern)
+    """An expression with `\\u0041` for `\\x41`, of which xgrammar takes further letters for digits, and for
+    characters that are no ASCII: beside one of these, it lets quotation marks into strings of JSON."""
+
+    def written(found: re.Match[str]) -> str:
+        if found[1]:
+            return f"\\u00{found[1]}"
+        if found[2]:
+            point = ord(found[2])
+            return f"\\u{point:04x}" if point < 0x10000 else f"\\u{{{point:x}}}"
+        return found[0]
+
+    return _ESCAPE.sub(written, pattern)
 
 
 def with_patterns(schema: Any) -> Any:

@@ -303,6 +303,27 @@ def test_sets_of_characters_leave_out_what_json_escapes(pattern, compilers, writ
         assert re.search(pattern, said)
 
 
+@pytest.mark.parametrize("pattern", ["^(é|..)$", "^[^à-ü][!-_]{2}$", "^[^😀]$", r"^\\é?.$", r"^\é?.$"])
+def test_a_pattern_with_characters_beyond_ascii_does_not_end_its_string_early(pattern, compilers, write):
+    compiler = compilers["xgrammar"]
+    if "\\\\" in pattern:  # which JSON escapes
+        compiled = compiler.compile("regex", pattern)
+        assert re.fullmatch(pattern, write(compiled.begin(), 9))
+        return
+    named = {"type": "object", "patternProperties": {pattern: {"type": "null"}}}
+    for schema, before in (({"type": "string", "pattern": pattern}, '"'), (named, '{"')):
+        compiled = compiler.compile("json_schema", schema)
+        for seed in range(4):
+            text = write(compiled.begin(), compiled.least_tokens + 8, seed)
+            jsonschema.validate(json.loads(text), schema)
+        for character in b'"\\':
+            grammar = compiled.begin()
+            for token in compiler.tokens.tokens_of(before.encode()):
+                grammar.advance(token)
+            (token,) = compiler.tokens.tokens_of(bytes([character]))
+            assert not grammar.fits(token, left=99)
+
+
 def test_addresses_have_no_leading_zeros(compilers, write):
     for compiler in both(compilers):
         compiled = compiler.compile("json_schema", {"type": "string", "format": "ipv4"})
