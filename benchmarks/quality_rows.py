@@ -263,9 +263,7 @@ METHODS = {
         "both",
         max_codebook_size=512,
     ),
-    "causal-lm": Method(
-        "causal language model over codes", "movielens-causal-lm", "both", settings=("data.redraw_ties=true",)
-    ),
+    "causal-lm": Method("causal language model over codes", "beauty-causal-lm", "both"),
     "causal-lm-words": Method(
         "causal language model over codes and titles",
         "movielens-item-language",
