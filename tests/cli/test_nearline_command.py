@@ -1,5 +1,7 @@
 """`rayrec nearline`: from a run, or published versions, to products that a service reads."""
 
+import json
+
 import pytest
 
 from rayrec.pipelines.inference.recommender import Recommender
@@ -40,6 +42,19 @@ def test_all_users_once_and_nothing_the_second_time(tmp_path):
 def test_what_cannot_be_computed_is_told(tmp_path, options, message):
     run = make_run(tmp_path)
     assert message in refused("nearline", run, "--store", tmp_path / "products", *options)
+
+
+def test_users_whose_events_have_no_times_are_not_left_out_as_inactive(tmp_path):
+    run = make_run(tmp_path)
+    manifest = tmp_path / "data" / "dataset.json"
+    known = json.loads(manifest.read_text())
+    known["counts"]["ordered_without_times"] = 9
+    manifest.write_text(json.dumps(known))
+    command = ("nearline", run, "--store", tmp_path / "products", "--once", "--single-process")
+
+    assert "--active-days: " in (message := refused(*command, "--active-days", "7"))
+    assert "does not say when events were" in message
+    assert answer(*command)["computed"] == NUM_USERS
 
 
 def test_workers_of_ray_are_not_started_for_events_that_nobody_tells_of(tmp_path, monkeypatch):

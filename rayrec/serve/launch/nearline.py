@@ -111,6 +111,12 @@ class NearlineLoop:
 
     def _worker_of(self, model: TrainedModel) -> NearlineWorker:
         job, recommender = self._job, Recommender(model)
+        data = recommender.dataset
+        if job.config.active_s and job.events is None and (not data.has_times() or data.has_order_alone()):
+            raise InputError(
+                f"--active-days: {data.root} does not say when events were, and no event store is named; "
+                "leave it out"
+            )
         stage = neighbors = None
         if job.ranking is not None:
             stage = RankingStage.load(recommender, job.ranking, job.device)
