@@ -350,6 +350,21 @@ def test_what_fails_before_a_canary_starts_leaves_the_baseline_as_it_was(run, st
     assert (store.current().version, store.current().is_held) == (1, was_held)
 
 
+def test_a_version_that_somebody_went_back_to_meanwhile_stays(run, store):
+    publish(run, store)
+    publish(run, store)
+    canaries = Canaries(store)
+
+    def interrupted():
+        with canaries.baseline_held():
+            store.point_to(1, is_held=True)  # as `rayrec versions rollback` does
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert (store.current().version, store.current().is_held) == (1, True)
+
+
 def test_the_counts_of_all_replicas_are_judged_together(run, store):
     publish(run, store)
     canaries = Canaries(store)

@@ -247,7 +247,8 @@ class Canaries:
         try:
             yield was_held
         except BaseException:
-            if held is not None and not was_held and self.running() is None:
+            # Somebody may have gone to another version meanwhile.
+            if held is not None and held == self.serving and not was_held and self.running() is None:
                 self._store.point_to(held, is_held=False)
             raise
 
