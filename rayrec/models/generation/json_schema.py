@@ -102,8 +102,12 @@ _SCHEMAS = ("additionalProperties", "items")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _ESCAPE = re.compile(r"\\x([0-9A-Fa-f]{2})|\\?([^\0-\x7f])|\\.", re.DOTALL)
+_POINT = re.compile(
+    r"\\x([0-9A-Fa-f]{2})|\\u([0-9A-Fa-f]{4})|\\u\{([0-9A-Fa-f]{1,6})\}|\\([^\0-\x7f])|\\.", re.DOTALL
+)
 _PARTS = re.compile(r"\((?:\?:|\?<\w*>)?|\{[^{}]*\}|\[\^?(?:\\.|[^\]\\])*\]?|\\.|.", re.DOTALL)
 """Of an expression: the beginning of a group, a repetition, a set, an escape, or a character."""
+_BEGINS_WITH_HAT = re.compile(r"\[\\(?:\^|x5[Ee]|u005[Ee]|u\{0*5[Ee]\})")
 _LETTER_ESCAPES = re.compile(r"\\(?:[^A-Za-z]|([A-Za-z]))", re.DOTALL)
 _IN_SETS = frozenset(["", *"abcdDefnrsStuvwWx"])
 _OUTSIDE_SETS = _IN_SETS | {*"BkpP"}
@@ -252,7 +256,7 @@ def check_expression(pattern: str, where: str) -> None:
     """Check that a grammar of an expression holds its anchors and escapes.
 
     Packages match a whole text and pass over anchors, which is right at its ends alone; an escape that they
-    do not know is to them the letter behind it.
+    do not know is to them the letter behind it, and `[\\^` the same as `[^`.
 
     Raises:
         InputError: an anchor stands elsewhere, or there is such an escape.
@@ -269,6 +273,11 @@ def check_expression(pattern: str, where: str) -> None:
                 raise InputError(
                     f"{where}: {pattern!r:.100} has \\{escape}, which is not known; leave it out"
                 )
+        if _BEGINS_WITH_HAT.match(part):
+            raise InputError(
+                f"{where}: {pattern!r:.100} has {part:.20}, which packages read as all other characters; put "
+                "\\^ behind another character of the set, or write it without one"
+            )
         is_repeated = is_behind_anchor and part.startswith(("*", "+", "{"))
         is_behind_anchor = part in ("^", "$") or (part == ")" and has_anchor)
         if part == "|":
@@ -292,8 +301,8 @@ def check_expression(pattern: str, where: str) -> None:
 
 
 def with_whole_escapes(pattern: str) -> str:
-    """An expression with `\\u0041` for `\\x41`, of which xgrammar takes further letters for digits, and for
-    characters that are no ASCII: beside one of these, it lets quotation marks into strings of JSON."""
+    """A pattern of a schema with `\\u0041` for `\\x41`, of which xgrammar takes further letters for digits,
+    and for characters that are no ASCII: beside these, it lets quotation marks into strings of JSON."""
 
     def written(found: re.Match[str]) -> str:
         if found[1]:
@@ -304,6 +313,21 @@ def with_whole_escapes(pattern: str) -> str:
         return found[0]
 
     return _ESCAPE.sub(written, pattern)
+
+
+def with_plain_characters(pattern: str) -> str:
+    """An expression with characters that are no ASCII as themselves, and `\\u0041` for `\\x41`: behind an
+    escape in a set, where no string of JSON is around it, xgrammar takes further letters for its digits."""
+
+    def written(found: re.Match[str]) -> str:
+        if found[4]:
+            return found[4]
+        point = int(found[1] or found[2] or found[3] or "0", 16)
+        if point < 0x80:
+            return f"\\u00{found[1]}" if found[1] else found[0]
+        return found[0] if 0xD800 <= point < 0xE000 or point > 0x10FFFF else chr(point)
+
+    return _POINT.sub(written, pattern)
 
 
 def with_patterns(schema: Any) -> Any:

@@ -35,7 +35,7 @@ from rayrec.models.generation.json_schema import (
     check_schema,
     patterns,
     with_patterns,
-    with_whole_escapes,
+    with_plain_characters,
 )
 from rayrec.models.generation.token_bytes import TokenBytes
 from rayrec.platform.arrays import BoolArray
@@ -274,7 +274,7 @@ class GrammarCompiler:
 
     def _grammar(self, kind: Kind, source: Any, written: str) -> Any:
         if kind == "regex":
-            return self._xgrammar.Grammar.from_regex(with_whole_escapes(source))
+            return self._xgrammar.Grammar.from_regex(with_plain_characters(source))
         return self._xgrammar.Grammar.from_json_schema(
             written, any_whitespace=False, separators=(_ITEM, _KEY)
         )
@@ -313,7 +313,7 @@ class GrammarCompiler:
             )
 
     def _regex_notation(self, pattern: str) -> str:
-        return str(self._xgrammar.Grammar.from_regex(with_whole_escapes(pattern)))
+        return str(self._xgrammar.Grammar.from_regex(with_plain_characters(pattern)))
 
     def _start(self, kind: Kind, source: Any, grammar: Any) -> Callable[[], Matcher]:
         if self._guidance is None:

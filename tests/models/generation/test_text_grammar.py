@@ -250,6 +250,8 @@ def test_a_schema_that_cannot_be_promised_is_refused_in_a_sentence(compilers, sc
         (r"\Aab\Z", r"\\A, which is not known"),
         (r"[\p{L}]", r"\\p, which is not known"),
         (r"a\h", r"\\h, which is not known"),
+        (r"^[\^a]$", "all other characters; put"),
+        (r"^[\u005ea]$", "all other characters; put"),
     ],
 )  # fmt: skip
 def test_an_anchor_or_escape_that_packages_pass_over_is_refused(pattern, said, compilers):
@@ -322,6 +324,36 @@ def test_a_pattern_with_characters_beyond_ascii_does_not_end_its_string_early(pa
                 grammar.advance(token)
             (token,) = compiler.tokens.tokens_of(bytes([character]))
             assert not grammar.fits(token, left=99)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "held", "others"),
+    [
+        ("[À-ÿa-z]", "Àÿaz", "-0\u0ffa"),
+        (r"[\u00c0\d]", "À09", "a"),
+        (r"[^\xc0a-f]", "gE", "Àaf"),
+        (r"[\u{c0}a]", "Àa", "\u0c0a"),
+        ("[A-Z\u0080À0-9]", "AZÀ09", "-a"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["regex", "json_schema"])
+def test_characters_beyond_ascii_stand_beside_others_in_sets(kind, pattern, held, others, compilers):
+    source = pattern if kind == "regex" else {"type": "string", "pattern": f"^{pattern}$"}
+    for compiler in compilers.values():
+        compiled = compiler.compile(kind, source)
+        for character in held + others:
+            text = character if kind == "regex" else f'"{character}"'
+            tokens = compiler.tokens.tokens_of(text.encode())
+            assert _is_held(compiled.begin(), tokens) == (character in held)
+
+
+def _is_held(grammar, tokens):
+    try:
+        for token in tokens:
+            grammar.advance(token)
+    except ValueError:
+        return False
+    return grammar.is_complete
 
 
 def test_addresses_have_no_leading_zeros(compilers, write):
