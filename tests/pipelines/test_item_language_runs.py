@@ -219,7 +219,7 @@ def test_it_is_published_and_what_cannot_be_kept_or_compiled_is_not(run, tmp_pat
 
 
 def test_words_can_be_learned_before_histories(shop, run, tmp_path):
-    config = settings(shop, epochs=1, alignment=[])
+    config = settings(shop, epochs=1, alignment=[], dropout=0.1)
     training = config.training.model_copy(update={"init_from": str(run)})
     losses = trained(config.model_copy(update={"training": training}), tmp_path / "next")
     assert np.isfinite(losses).all()

@@ -441,7 +441,8 @@ def test_a_run_goes_on_from_one_of_other_texts(folders, tmp_path, lora):
         [tmp_path / "other.jsonl"], tmp_path / "data", TextPrepareConfig.parse({"cleaning": cleaning})
     )
     trained(settings(folders, epochs=1, lora=lora), tmp_path / "first")
-    config = settings((tmp_path / "data", folders[1]), epochs=1, lora=lora, template="chat", max_length=80)
+    model = {"template": "chat", "max_length": 80, "dropout": 0.1}
+    config = settings((tmp_path / "data", folders[1]), epochs=1, lora=lora, **model)
     begun = config.model_copy(
         update={"training": config.training.model_copy(update={"init_from": str(tmp_path / "first")})}
     )

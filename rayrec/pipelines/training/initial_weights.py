@@ -23,6 +23,7 @@ FREE = (
     "attention",
     "beam_width",
     "backbone.dropout",
+    "dropout",
     "label_smoothing",
     "loss",
     "softmax",
