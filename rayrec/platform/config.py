@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import NoneType
-from typing import Any, ClassVar, Self, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -47,9 +47,11 @@ class Config(BaseModel):
         """YAML reads `on` and `yes` as true, which pydantic takes for 1. As texts, it refuses them."""
         if not isinstance(values, dict):
             return values
-        switches = {name for name, value in values.items() if isinstance(value, bool)}
-        numbers = {name for name in switches if _is_number(cls, name)}
-        return {name: str(value) if name in numbers else value for name, value in values.items()}
+        fields = cls.model_fields
+        return {
+            name: _switches_as_texts(value, fields[name].annotation) if name in fields else value
+            for name, value in values.items()
+        }
 
     @classmethod
     def parse(cls, values: dict[str, Any], source: str = "config") -> Self:
@@ -287,14 +289,31 @@ def _is_section(model: type[Config], name: Any) -> bool:
     return get_origin(annotation) is dict or bool(_config_types(annotation))
 
 
-def _is_number(model: type[Config], name: Any) -> bool:
-    """Whether a setting holds a number or nothing."""
-    if name not in model.model_fields:
-        return False
-    annotation = model.model_fields[name].annotation
-    kinds = get_args(annotation) or (annotation,)
-    numbers = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, int | float)]
-    return bool(numbers) and bool not in numbers and str not in kinds
+def _switches_as_texts(value: Any, annotation: Any) -> Any:
+    """A value with texts for true and false where its annotation has numbers or nothing; sections have a
+    validator of their own."""
+    kinds = _members(annotation)
+    if isinstance(value, bool):
+        takes_numbers = int in kinds or float in kinds
+        return str(value) if takes_numbers and bool not in kinds and str not in kinds else value
+    for kind in kinds:
+        inner = get_args(kind)
+        if get_origin(kind) is dict and isinstance(value, dict):
+            return {name: _switches_as_texts(each, inner[1]) for name, each in value.items()}
+        if get_origin(kind) in (list, tuple) and isinstance(value, list | tuple):
+            members = inner if len(inner) > 1 and inner[1] is not Ellipsis else inner[:1] * len(value)
+            if len(members) == len(value):  # which is refused otherwise
+                return [_switches_as_texts(*each) for each in zip(value, members, strict=True)]
+    return value
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    """What a value may be, of a union, without what is said of it besides."""
+    if get_origin(annotation) is Annotated:
+        return _members(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return tuple(member for each in get_args(annotation) for member in _members(each))
+    return (annotation,)
 
 
 # A section that is no mapping. Pydantic speaks of dictionaries and objects, which a YAML file does not have.

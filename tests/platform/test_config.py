@@ -89,15 +89,36 @@ def test_wrong_values_are_named_by_their_dotted_key(values, expected):
     assert expected in complaint(values)
 
 
+@pytest.mark.parametrize(
+    ("values", "place"),
+    [
+        ({"most": True}, "most"),
+        ({"shares": {"click": False}}, "shares.click"),
+        ({"sizes": [8, True]}, "sizes.1"),
+        ({"betas": [0.9, True]}, "betas.1"),
+    ],
+)
+def test_true_and_false_are_no_numbers_within_other_values_either(values, place):
+    class Numbers(Config):
+        most: Annotated[float, Field(gt=0)] | None = None
+        shares: dict[str, Annotated[float, Field(ge=0)]] | None = None
+        sizes: tuple[Annotated[int, Field(gt=0)], ...] | None = None
+        betas: tuple[float, float] = (0.9, 0.99)
+
+    with pytest.raises(InputError, match=rf"{place}: input should be a valid (number|integer), unable"):
+        Numbers.parse(values)
+
+
 def test_true_and_false_stay_where_they_may_be():
     class Mixed(Config):
         is_on: bool = False
         either: bool | int | None = None
         anything: Any = None
+        several: tuple[bool | int, ...] = ()
 
-    mixed = Mixed.parse({"is_on": True, "either": False, "anything": True})
+    mixed = Mixed.parse({"is_on": True, "either": False, "anything": True, "several": [True, 2]})
 
-    assert (mixed.is_on, mixed.either, mixed.anything) == (True, False, True)
+    assert (mixed.is_on, mixed.either, mixed.anything, mixed.several) == (True, False, True, (True, 2))
 
 
 def test_every_mistake_is_reported_at_once_and_names_the_source():
