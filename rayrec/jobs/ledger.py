@@ -30,7 +30,7 @@ from pydantic import TypeAdapter
 from rayrec.jobs.job import Job, Running, Waiting
 from rayrec.jobs.queues import CohortConfig, QueueConfig, QueuesConfig
 from rayrec.pipelines.cluster.placement import Node
-from rayrec.platform.errors import InputError
+from rayrec.platform.errors import InputError, MachineError
 
 LEDGER_VARIABLE = "RAYREC_LEDGER"
 SCHEMA = 1
@@ -210,7 +210,7 @@ def ledger_path(option: Path | None, environment: Mapping[str, str] = os.environ
     return Path(environment.get(LEDGER_VARIABLE) or Path.home() / ".rayrec" / "jobs.db").expanduser()
 
 
-class LedgerBusyError(InputError):
+class LedgerBusyError(MachineError):
     """Another process has been writing the ledger for too long; nothing was changed."""
 
     @classmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
+from rayrec.jobs.ledger import LedgerBusyError
 from rayrec.platform import console
 from rayrec.platform.console import LINE_EVERY_S, ProgressLines
 from rayrec.platform.errors import InputError, MachineError, NoRoomError
@@ -95,6 +97,7 @@ def test_the_line_of_json_has_no_number_that_json_lacks() -> None:
         (InputError("epochs: expected a number"), 2),
         (MachineError("no Ray cluster answers"), 1),
         (NoRoomError("a disk is full"), 1),
+        (LedgerBusyError.of(Path("jobs.db")), 1),
         (RuntimeError("a bug"), 1),
     ],
 )
