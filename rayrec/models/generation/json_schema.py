@@ -519,8 +519,10 @@ def _are_apart(schemas: list[Any]) -> bool:
     types = [_types_of(one) for one in schemas]
     if all(types) and sum(map(len, types)) == len(set().union(*types)):
         return True
-    if any(each - {"object"} for each in types):
-        return False  # a text, say, has none of the properties that tell them apart
+    # A text, say, has none of the properties that tell them apart; without a type, it satisfies any of them.
+    others = [each - {"object"} for each in types]
+    if sum(map(len, others)) > len(set().union(*others)) or (any(others) and not all(types)):
+        return False
     names = set.intersection(*(set(one.get("required", ())) for one in schemas))
     for name in names:
         constants = [one.get("properties", {}).get(name, {}) for one in schemas]

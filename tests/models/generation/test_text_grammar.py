@@ -165,6 +165,15 @@ def test_blanks_and_control_characters_do_not_come(compilers, tokenizer):
             },
             r"schema\.oneOf: schemas may both be satisfied",  # by any text
         ),
+        (
+            {
+                "oneOf": [
+                    {"properties": {"a": {"const": 1}}, "required": ["a"]},
+                    {"type": ["object", "string"], "properties": {"a": {"const": 2}}, "required": ["a"]},
+                ]
+            },
+            r"schema\.oneOf: schemas may both be satisfied",  # the first says nothing of texts
+        ),
         ({"type": "string", "pattern": 'a"b'}, "escape"),
         ({"type": "string", "format": "color"}, "'color' is none of"),
         ({"type": "colour"}, r"schema\.type: expected one of array"),
@@ -428,11 +437,12 @@ def test_alternatives_that_exclude_each_other_are_held(compilers, write):
             "additionalProperties": False,
         }
 
-    schema = {"oneOf": [kind("on"), kind("off")]}
-    compiled = compilers["xgrammar"].compile("json_schema", schema)
-
-    for seed in range(4):
-        jsonschema.validate(json.loads(write(compiled.begin(), 60, seed)), schema)
+    for types in ("object", ["object", "null"]):  # null satisfies the first alone
+        schema = {"oneOf": [kind("on") | {"type": types}, kind("off")]}
+        for compiler in both(compilers):
+            compiled = compiler.compile("json_schema", schema)
+            for seed in range(4):
+                jsonschema.validate(json.loads(write(compiled.begin(), 60, seed)), schema)
 
 
 def test_an_expression_that_does_not_compile_is_refused(compilers):
