@@ -117,7 +117,7 @@ ONE_OF_EACH_KIND = (
 """Between them all layers, losses and inputs; what others add to these is another combination."""
 
 
-LANGUAGE_MODEL = {"max_length": 6, "network": {"kind": "qwen3", "dim": DIM, "num_heads": 2}}
+LANGUAGE_MODEL = {"max_length": 6, "dropout": 0.1, "network": {"kind": "qwen3", "dim": DIM, "num_heads": 2}}
 
 
 LABELS = {"behavior": ("LIKE", "SHARE", "VIEW"), "scenario": ("home", "search")}
