@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rayrec.cli.app import app, queue_app
-from rayrec.cli.queues import LedgerOption
+from rayrec.cli.queues import LedgerOption, open_ledger
 from rayrec.cli.serving import serve_config
 from rayrec.platform.console import Answer, command, print_rows
 from rayrec.platform.errors import InputError
@@ -34,10 +34,10 @@ def manifests_command(
 ) -> Answer:
     """Write the queues, and the jobs that are not over, as manifests for Kubernetes."""
     from rayrec.jobs.kubernetes import KubernetesConfig, queue_manifests, write_manifests
-    from rayrec.jobs.ledger import JobState, Ledger, ledger_path
+    from rayrec.jobs.ledger import JobState
 
     config = KubernetesConfig() if settings is None else KubernetesConfig.load(settings)
-    opened = Ledger(ledger_path(ledger))
+    opened = open_ledger(ledger)
     queues = opened.queues()
     if not queues.queues:
         raise InputError("there is no queue; add one with `rayrec queue add NAME --cards N`")

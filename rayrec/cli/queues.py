@@ -34,10 +34,20 @@ CELL = re.compile(r"(?:(?P<count>\d+)x)?(?P<resources>[^@]+?)(?:@(?P<within>[\w.
 
 
 def open_ledger(option: Path | None) -> Ledger:
-    """The ledger that an option names, or the usual one."""
-    from rayrec.jobs.ledger import Ledger, ledger_path
+    """The ledger that an option names, or the usual one.
 
-    return Ledger(ledger_path(option))
+    Raises:
+        InputError: there is none.
+    """
+    from rayrec.jobs.ledger import LEDGER_VARIABLE, Ledger, ledger_path
+
+    path = ledger_path(option)
+    if not path.exists():
+        raise InputError(
+            f"{path}: there is no ledger; add a queue with `rayrec queue add NAME --cards N`, or name "
+            f"another file with --ledger or {LEDGER_VARIABLE}"
+        )
+    return Ledger(path)
 
 
 @command(queue_app, "add")
@@ -81,10 +91,11 @@ def add_command(
     ledger: LedgerOption = None,
 ) -> Answer:
     """Add a queue, or change what is said of one; the rest of it stays."""
+    from rayrec.jobs.ledger import Ledger, ledger_path
     from rayrec.jobs.overview import check_queues
     from rayrec.jobs.queues import CohortConfig, QueueConfig, QueuesConfig
 
-    opened = open_ledger(ledger)
+    opened = Ledger(ledger_path(ledger))  # it is made where there is none
     with opened.change():
         known = opened.queues()
         queues = {each.name: each for each in known.queues}

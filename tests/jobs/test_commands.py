@@ -79,6 +79,19 @@ def let_run(path: Path, name: str) -> None:
 # Queues
 
 
+@pytest.mark.parametrize(
+    "command",
+    [("queue", "list"), ("queue", "remove", "team-a"), ("jobs",), ("queue", "manifests", "--kueue")],
+)
+def test_a_ledger_that_is_not_there_is_named_and_not_made(path, tmp_path, command):
+    kueue = (tmp_path / "kueue",) if command[-1] == "--kueue" else ()
+
+    assert f"{path}: there is no ledger" in refused(*command, *kueue)
+    assert "there is no ledger" in submit_refused()
+
+    assert not path.exists()
+
+
 def test_a_queue_has_what_it_was_given(path):
     answer(
         *("queue", "add", "team-a", "--cards", "8", "--resource", "CPU=64", "--cohort", "all"),

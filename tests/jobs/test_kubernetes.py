@@ -474,6 +474,7 @@ def test_other_clusters_are_taken(labels, environment):
 
 def test_the_command_writes_queues_and_jobs_that_are_not_over(tmp_path):
     path = tmp_path / "jobs.db"
+    Ledger(path).close()
     assert "there is no queue" in refused("queue", "manifests", "--kueue", tmp_path / "out", "--ledger", path)
     ledger = Ledger(path)
     argv = ("serve", "runs/a", "--max-replicas", "3", "--admission", "limits.yaml", "--port", "9000")
