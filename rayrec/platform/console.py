@@ -96,7 +96,7 @@ def _report(error: Exception) -> int:
     cause = no_room(cause) or unusable_path(cause) or cause
     text = str(cause) if isinstance(cause, InputError | NoRoomError) else f"{type(cause).__name__}: {cause}"
     log.print(f"rayrec: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
-    # What a machine lacks may be there later: whoever tries again by the code is to do so.
+    # What a machine lacks may be there later: a scheduler that reads the exit code is to try again.
     return 2 if isinstance(cause, InputError) and not isinstance(cause, MachineError) else 1
 
 

@@ -126,7 +126,7 @@ def is_unfinished(name: str) -> bool:
 
 def remove_unfinished(folder: Path) -> None:
     """Delete what killed writers have left below a folder; only for who knows that nobody writes there."""
-    for left in folder.rglob(f".*.{'[0-9a-f]' * 12}.unfinished"):
+    for left in filter(lambda path: is_unfinished(path.name), folder.rglob(".*.unfinished")):
         left.unlink(missing_ok=True)
 
 

@@ -23,7 +23,6 @@ from torch.nn import functional
 from rayrec.models.attention.choice import AUTO, Choice
 from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.attention.past import Grown, KeysAndValues, Past
-from rayrec.models.base.keyed_random import KeyedDropout
 from rayrec.models.generative.backbone import weighted_sum
 from rayrec.models.generative.chunk_summaries import ChunkSummaries, SummarySettings
 from rayrec.models.generative.code_softmax import ALL_CODES, CodeSoftmax
@@ -76,9 +75,7 @@ class CausalLmBackbone(LanguageBackbone):
             self.summaries = ChunkSummaries(
                 self._embeddings.weight.shape[1], summaries, _SUMMARY_DROPOUTS, choice
             )
-        self.input_dropout = KeyedDropout(dropout, 0)
-        if dropout:
-            add_dropout(network, dropout, 1, "model.backbone.dropout")
+        self.input_dropout = add_dropout(network, dropout, "model.backbone.dropout")
 
     def loss(self, batch: TensorBatch, codes_NL: Tensor, weights_N: Tensor | None = None) -> Tensor:
         num_levels = len(self.level_sizes)
@@ -116,7 +113,7 @@ class CausalLmBackbone(LanguageBackbone):
         """[M] of dropout, from the first event's of each row; None where there is none."""
         if not self.training or not self.input_dropout.probability:
             return None
-        # What rows without events are filled with has some other row's key, or 0: no loss comes of it.
+        # Rows without events have the key of another row, or 0: they have no target, so no mask matters.
         firsts_B = torch.from_numpy(batch.layout.offsets_B1[:-1]).to(tokens.device)
         keys_B = functional.pad(batch.keys_N, (0, 1))[firsts_B]
         return mix64(keys_B[tokens.row_N] ^ mix64(tokens.place_N))

@@ -22,7 +22,6 @@ from torch.nn import functional
 
 from rayrec.models.attention.choice import AUTO, Choice
 from rayrec.models.attention.jagged import JaggedLayout
-from rayrec.models.base.keyed_random import KeyedDropout
 from rayrec.models.base.linear_cross_entropy import linear_cross_entropy
 from rayrec.models.language.adapters import frozen_parameters, output_weight
 from rayrec.models.language.attention import PackedRows
@@ -68,9 +67,7 @@ class LanguageModel(nn.Module):
         self.projections = nn.ModuleDict(
             {table: nn.Linear(dim, width) for table, dim in sorted((table_dims or {}).items())}
         )
-        self.input_dropout = KeyedDropout(dropout, 0)
-        if dropout:
-            add_dropout(network, dropout, 1, "model.dropout")
+        self.input_dropout = add_dropout(network, dropout, "model.dropout")
 
     @property
     def frozen_weights(self) -> dict[str, Tensor]:

@@ -23,29 +23,32 @@ _NAME = "change_dropout"
 """Of the module below a layer, so that copies of a network have their own."""
 
 
-def add_dropout(network: Any, probability: float, first_index: int, setting: str) -> int:
+def add_dropout(network: Any, probability: float, setting: str) -> KeyedDropout:
     """Put dropout behind every layer; it acts in forward passes whose `attending` has keys of tokens.
 
     Args:
-        first_index: of the dropout of the first layer; see `KeyedDropout`.
+        probability: 0: the network stays as it is.
         setting: that asked for it, for messages.
 
     Returns:
-        How many dropouts.
+        The one for vectors of tokens, which is not in the network.
 
     Raises:
         InputError: the layers are not found.
     """
+    of_tokens = KeyedDropout(probability, 0)
+    if not probability:
+        return of_tokens
     layers = list(blocks_of(network))
     if len(layers) != network.config.num_hidden_layers:
         raise InputError(
             f"{setting}: the layers of {type(network).__name__} are not found; set it to 0, or choose "
             "another network"
         )
-    for index, layer in enumerate(layers, first_index):
+    for index, layer in enumerate(layers, 1):
         layer.add_module(_NAME, KeyedDropout(probability, index))
         layer.register_forward_hook(_drop_change, with_kwargs=True)
-    return len(layers)
+    return of_tokens
 
 
 def _drop_change(layer: nn.Module, given: tuple[Any, ...], options: Mapping[str, Any], made: Any) -> Any:

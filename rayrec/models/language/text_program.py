@@ -93,7 +93,7 @@ class TextProgram(TorchProgram):
 
     def _batch(self, features: TextRows, rows: Rows, training: bool) -> TextTensors:
         batch = TextTensors.build(features, rows, self._device, training)
-        if not training:
+        if not training or not self.model.input_dropout.probability:
             return batch
         row_keys_B = torch.from_numpy(features.row_keys_B).to(self._device)
         return batch.keyed(row_keys_B, self._seed, features.step)

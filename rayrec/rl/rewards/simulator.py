@@ -227,7 +227,7 @@ def _numbers(column: pa.ChunkedArray, file: Path, name: str) -> Float64Array:
 
 def _finite(values_R: Float64Array, file: Path, name: str) -> Float64Array:
     """Rows of numbers; one that is not finite would satisfy nobody, without a word."""
-    is_finite_R = np.isfinite(values_R if values_R.ndim == 1 else values_R.sum(axis=1))
+    is_finite_R = np.isfinite(values_R).all(axis=tuple(range(1, values_R.ndim)))
     if not is_finite_R.all():
         row = int(np.argmin(is_finite_R))
         raise InputError(f"{file}: row {row + 1} has the {name} {values_R[row]}; expected finite numbers")
