@@ -297,6 +297,7 @@ class PolicyLearner:
             rewards_UG=tensor([each.rewards_UG for each in scored]).float(),
             weights_UG=tensor([each.weights_UG for each in rollouts]),
             target_rewards_U=tensor([each.target_rewards_U for each in scored]).float(),
+            is_target_UG=tensor([each.is_target_UG for each in rollouts]),
             reference_log_probs_UGL=tensor([each.candidates_UGL for each in reference])
             if reference
             else None,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rayrec.platform.arrays import Int64Array
+from rayrec.platform.arrays import BoolArray, Int64Array
 from rayrec.rl.prompts import Prompts
 
 
@@ -38,6 +38,12 @@ class Rollouts:
     def items_UW(self) -> Int64Array:
         """[U, G + 1] candidates, then the logged target."""
         return np.concatenate([self.items_UG, self.prompts.targets_U[:, None]], axis=1)
+
+    @property
+    def is_target_UG(self) -> BoolArray:
+        """Candidates that are the logged next item of their user."""
+        is_target_UG: BoolArray = (self.items_UG >= 0) & (self.items_UG == self.prompts.targets_U[:, None])
+        return is_target_UG
 
     def some(self, rows_U: Int64Array) -> Rollouts:
         """The groups of some users, in the given order."""

@@ -80,6 +80,8 @@ def test_the_learner_computes_the_log_probabilities_of_the_rollouts(run, method)
         inputs.log_probs_UGL.detach(), torch.tensor(rollouts.code_log_probs_UGL), atol=1e-5, rtol=1e-5
     )
     assert inputs.log_probs_UGL.requires_grad
+    is_target_UG = rollouts.items_UG == np.where(prompts.targets_U < 0, -2, prompts.targets_U)[:, None]
+    assert inputs.is_target_UG.tolist() == is_target_UG.tolist()
     np.testing.assert_allclose(rollouts.weights_UG.sum(axis=1), 1.0, atol=1e-5)
 
 

@@ -244,6 +244,24 @@ def test_dpo_and_s_dpo_by_hand():
     assert value == pytest.approx(log_sigmoid(-math.log(math.exp(-2 * 0.3) + math.exp(-2 * 0.6))))
 
 
+@pytest.mark.parametrize("name", PREFERENCES)
+def test_the_target_is_never_rejected_in_favor_of_itself(name):
+    """Its reward as a candidate is lower than as the target where rewards depend on places in the list."""
+    given = sampled(
+        [[[-0.8], [-1.5]]],
+        [[[-1.0], [-2.0]]],
+        [[0.0, 0.5]],
+        [1.0],
+        target_log_probs_UL=[[-1.5]],
+        reference_log_probs_UGL=[[[-1.0], [-2.0]]],
+        reference_target_log_probs_UL=[[-2.0]],
+    )
+    given = dataclasses.replace(given, is_target_UG=torch.tensor([[False, True]]))
+    values_UG = settings(name, beta=2.0).objective(given).values_UG
+    # Of the first candidate alone: the target has grown by 0.5, and it by 0.2.
+    assert (values_UG * given.weights_UG).sum().item() == pytest.approx(-math.log1p(math.exp(-2 * 0.3)))
+
+
 def test_the_divergence_is_that_of_the_policies_in_the_mean():
     probs, reference = torch.tensor([0.7, 0.2, 0.1]).double(), torch.tensor([0.2, 0.3, 0.5]).double()
     estimate = (probs * kl_to_reference(probs.log(), reference.log())).sum()

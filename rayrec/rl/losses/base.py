@@ -31,6 +31,8 @@ class SampledGroups:
     """How much each candidate counts within its group, in sum 1; 0 where there is no candidate."""
     target_rewards_U: Tensor
     """R*: reward of the logged target; NaN where it is unknown."""
+    is_target_UG: Tensor | None = None
+    """[U, G] bool: candidates that are the logged target; None: none is."""
     reference_log_probs_UGL: Tensor | None = None
     """By the supervised policy."""
     reference_target_log_probs_UL: Tensor | None = None

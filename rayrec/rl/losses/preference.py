@@ -37,6 +37,9 @@ class _PreferenceLoss(PolicyLoss, ABC):
         grown_U = (inputs.target_log_probs_UL - inputs.reference_target_log_probs_UL).sum(dim=1)
         is_rejected_UG = inputs.rewards_UG < inputs.target_rewards_U[:, None]
         is_rejected_UG &= (inputs.weights_UG > 0) & inputs.has_target_U[:, None]
+        if inputs.is_target_UG is not None:
+            # Where rewards depend on places in the list, the target may have a lower one as a candidate.
+            is_rejected_UG &= ~inputs.is_target_UG
         return self.beta * (grown_U[:, None] - grown_UG), is_rejected_UG
 
 

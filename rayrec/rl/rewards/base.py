@@ -30,7 +30,7 @@ Ranker = Callable[["Sequence[Query]", Int64Array], np.ndarray]
 
 @dataclass(frozen=True)
 class CandidateLists:
-    """A list of candidates for each user, and what is known about the user.
+    """A list of candidates for each user, and what is known about the user. The arrays cannot be written.
 
     Raises:
         ValueError: the shapes do not belong together.
@@ -71,6 +71,11 @@ class CandidateLists:
         for name, values in of_users.items():
             if values is not None and len(values) != self.num_users:
                 raise ValueError(f"{name} has {len(values)} entries for the lists of {self.num_users} users")
+        # They are those of the rollouts: a reward that sorted them in place would change what is learned.
+        for name in ("items_UG", "log_probs_UG", "targets_U"):
+            read_only = getattr(self, name).view()
+            read_only.flags.writeable = False
+            object.__setattr__(self, name, read_only)
 
     @property
     def num_users(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 from typing import Any
@@ -343,6 +344,20 @@ def test_what_a_reward_keeps_for_itself_is_not_changed_by_the_mix():
     mixed.parts["a"][0, 0] = 99.0
 
     assert kept.tolist() == [[1, 3]]
+
+
+def test_a_reward_cannot_change_the_lists_that_are_learned_from():
+    items_UG = np.array([[4, 2]])
+    lists = dataclasses.replace(lists_of(items_UG), items_UG=items_UG)
+
+    def sorting(lists):
+        lists.items_UG.sort(axis=1)
+        return np.zeros(lists.items_UG.shape)
+
+    with pytest.raises(RewardError, match="read-only"):
+        RewardMix([WeightedReward("a", sorting)]).mix(lists)
+
+    assert items_UG.tolist() == [[4, 2]]
 
 
 @pytest.mark.parametrize(
