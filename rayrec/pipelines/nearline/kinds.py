@@ -37,6 +37,12 @@ class ProductKind(Protocol):
         """Of what computes it, see `Recommender.identity`."""
         ...
 
+    @property
+    def settings(self) -> int:
+        """A hash of what else it is computed with, which readers do not know: a product of another one is
+        made again."""
+        ...
+
     def make(
         self, keys: Sequence[str], queries: Sequence[Query], before: Sequence[Product | None]
     ) -> list[Arrays | None]:
@@ -53,6 +59,7 @@ class SummariesKind:
     """Summaries of chunks of old events; those of chunks that stayed are not computed again."""
 
     name = "summaries"
+    settings = 0
 
     def __init__(self, recommender: Recommender) -> None:
         """
@@ -103,8 +110,10 @@ class CandidatesKind:
             search: see `NearlineConfig.search`.
         """
         self._recommender, self._stage = recommender, stage
-        self._most, self._search = min(most, len(recommender.dataset.items)), search
+        num_items = len(recommender.dataset.items)
+        self._most, self._search = min(most, num_items), search
         self.identity = candidates_identity(recommender, stage)
+        self.settings = _hash_of(self._most, min(search or num_items, num_items))
 
     def make(
         self, keys: Sequence[str], queries: Sequence[Query], before: Sequence[Product | None]
@@ -139,6 +148,7 @@ class NeighborsKind:
     def __init__(self, recommender: Recommender, neighbors: NeighborRecommender, most: int) -> None:
         self._recommender, self._neighbors, self._most = recommender, neighbors, most
         self.identity = recommender.identity
+        self.settings = _hash_of(most, neighbors.graph.fingerprint)
 
     def make(
         self, keys: Sequence[str], queries: Sequence[Query], before: Sequence[Product | None]
@@ -155,6 +165,8 @@ class InstructionsKind:
     def __init__(self, recommender: Recommender, function: Callable[..., Any]) -> None:
         self._recommender, self._function = recommender, function
         self.identity = recommender.identity
+        # Its code may call any other, so only its name tells.
+        self.settings = _hash_of(function.__module__, function.__qualname__)
 
     def make(
         self, keys: Sequence[str], queries: Sequence[Query], before: Sequence[Product | None]
@@ -175,6 +187,10 @@ class InstructionsKind:
             arrays: Arrays = {str(part): np.array([code], np.int64) for part, code in parts.items()}
             made.append(arrays or None)
         return made
+
+
+def _hash_of(*settings: str | int) -> int:
+    return xxhash.xxh3_64_intdigest(repr(settings).encode())
 
 
 def _items_of(recommender: Recommender, ranked: RankedItems) -> list[dict[str, np.ndarray]]:

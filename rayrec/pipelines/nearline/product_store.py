@@ -124,15 +124,16 @@ class ProductStore:
             return {reason: self._unusable[reason] for reason in ("down", "corrupt", "foreign")}
 
     def put_many(
-        self, products: Mapping[ProductKey, Product], positions: Mapping[str, str] | None = None
+        self, products: Mapping[ProductKey, Product | None], positions: Mapping[str, str] | None = None
     ) -> None:
-        """Write products, and positions with them: all, or nothing.
+        """Write products, and positions with them: all, or nothing. Where there is None, what was there goes.
 
         Raises:
             UnavailableError: nothing is known of them, and all may be written again.
         """
         changes: dict[bytes, bytes | None] = {
-            _name_of(key): encoded(key, product) for key, product in products.items()
+            _name_of(key): None if product is None else encoded(key, product)
+            for key, product in products.items()
         }
         changes |= {
             f"{_POSITION}:{name}".encode(): position.encode() for name, position in (positions or {}).items()
@@ -166,18 +167,22 @@ class ProductStore:
             return 0.0  # a worker has not begun
         return min(0.0 if share is None else float(share) for share in self._values.read_many(names))
 
-    def forget_parts(self, name: str, num_parts: int) -> None:
-        """Forget what workers have noted that divided the users in another number of parts.
+    def forget_others(self, name: str) -> None:
+        """Forget what workers of the same kinds have noted that had other settings, or divided the users in
+        another number of parts.
 
         Args:
-            name: of a note, which ends with `:PARTofPARTS`.
+            name: of a note, which ends with `:SETTINGS:PARTofPARTS`.
 
         Raises:
             UnavailableError: the store does not answer.
         """
-        prefix = f"{_POSITION}:{name.rpartition(':')[0]}:".encode()
+        of_kinds, settings, part = f"{_POSITION}:{name}".rsplit(":", 2)
+        own, parts = f"{of_kinds}:{settings}:".encode(), f"of{part.partition('of')[2]}".encode()
         others = [
-            each for each in self._values.names_after(prefix) if not each.endswith(f"of{num_parts}".encode())
+            each
+            for each in self._values.names_after(f"{of_kinds}:".encode())
+            if not (each.startswith(own) and each.endswith(parts))
         ]
         if others:
             self._values.write_many(dict.fromkeys(others))

@@ -1,8 +1,11 @@
 """What a product is, and its bytes.
 
-    format, identity of the version, user | hash of the events, their number, time made | arrays | checksum
+    format, identity of the version, user | hash of the events, their number, of the settings, time made
+    | arrays | checksum
 
-A product is for one version and one user, and stands for the events whose hash it has. The checksum covers
+A product is for one version and one user, and stands for the events whose hash it has. Who reads it does not
+know the settings of who made it, so they are no part of its name: whoever makes products with other settings
+replaces it. The checksum covers
 the kind as well, so a record under the name of another kind, version or user reads as foreign.
 """
 
@@ -20,8 +23,8 @@ import xxhash
 from rayrec.pipelines.inference.answers import Query
 from rayrec.pipelines.inference.recommender import Recommender
 
-_HEADER = struct.Struct("<4sH16sqQQdI")
-_MAGIC, _FORMAT = b"RRnp", 1
+_HEADER = struct.Struct("<4sH16sqQQQdI")
+_MAGIC, _FORMAT = b"RRnp", 2
 _CHECKSUM_BYTES = 8
 
 
@@ -44,6 +47,8 @@ class Product:
     made_at: float
     """UNIX seconds."""
     arrays: Mapping[str, np.ndarray]
+    settings: int = 0
+    """Hash of those of its kind, see `ProductKind.settings`."""
 
 
 class ForeignRecordError(ValueError):
@@ -98,6 +103,7 @@ def encoded(key: ProductKey, product: Product) -> bytes:
         key.user,
         product.events_hash,
         product.num_events,
+        product.settings,
         product.made_at,
         len(described),
     )
@@ -117,7 +123,7 @@ def decoded(key: ProductKey, record: bytes) -> Product:
     body, checksum = record[:-_CHECKSUM_BYTES], record[-_CHECKSUM_BYTES:]
     if len(body) < _HEADER.size or checksum != _checksum(key.kind, body):
         raise CorruptRecordError(f"{len(record)} bytes whose checksum does not fit")
-    _, _, identity, user, hashed, num_events, made_at, size = _HEADER.unpack_from(body)
+    _, _, identity, user, hashed, num_events, settings, made_at, size = _HEADER.unpack_from(body)
     if identity.hex() != key.identity or user != key.user:
         raise ForeignRecordError("of another version or user")
     try:
@@ -128,7 +134,7 @@ def decoded(key: ProductKey, record: bytes) -> Product:
             at += arrays[name].nbytes
     except (ValueError, TypeError) as error:  # of a writer that errs, since the checksum fits
         raise CorruptRecordError(str(error)) from error
-    return Product(hashed, num_events, made_at, arrays)
+    return Product(hashed, num_events, made_at, arrays, settings)
 
 
 def _checksum(kind: str, body: bytes) -> bytes:

@@ -14,12 +14,13 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
+from rayrec.pipelines.inference.answers import Query
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.nearline.config import NearlineConfig
 from rayrec.pipelines.nearline.kinds import ProductKind, SummariesKind, summaries_of
@@ -82,9 +83,11 @@ class NearlineWorker:
         self._recommender, self._kinds, self._events, self._store = recommender, list(kinds), events, store
         self._config, self._part, self._num_parts, self._clock = config, part, num_parts, clock
         names = "-".join(sorted(f"{kind.name}.{kind.identity[:8]}" for kind in kinds))
-        self._position_name = f"{recommender.identity}:{names}:{part}of{num_parts}"
-        self._coverage_name = f"{recommender.identity}:coverage:{names}:{part}of{num_parts}"
-        self._work_name = f"{recommender.identity}:work:{names}:{part}of{num_parts}"
+        settings = "-".join(f"{kind.settings:016x}" for kind in sorted(kinds, key=lambda kind: kind.name))
+        own = f"{names}:{settings}:{part}of{num_parts}"
+        self._position_name = f"{recommender.identity}:{own}"
+        self._coverage_name = f"{recommender.identity}:coverage:{own}"
+        self._work_name = f"{recommender.identity}:work:{own}"
         self._num_looked_at = 0
         """Users that were due when all were looked at."""
         self._num_left = 0
@@ -170,11 +173,10 @@ class NearlineWorker:
     def _take_in(self) -> None:
         """Read the events that came."""
         if self._read is None:
-            # Others divide the users in another way, and are gone. With their positions: if they come back,
-            # they look at all users again, and note what they cover.
-            self._store.forget_parts(self._position_name, self._num_parts)
-            self._store.forget_parts(self._coverage_name, self._num_parts)
-            self._store.forget_parts(self._work_name, self._num_parts)
+            # Others have other settings, or divide the users in another way, and are gone. With their
+            # positions: if they come back, they look at all users again, and note what they cover.
+            for name in (self._position_name, self._coverage_name, self._work_name):
+                self._store.forget_others(name)
             self._read = self._kept = self._store.position(self._position_name)
             if self._read is None:
                 self._look_at_all()
@@ -230,14 +232,14 @@ class NearlineWorker:
         keys = list(itertools.compress(keys, has_events))
         queries = list(itertools.compress(queries, has_events))
         of_users = list(itertools.compress(users, has_events))
-        written: dict[ProductKey, Product] = {}
+        written: dict[ProductKey, Product | None] = {}
         for kind in self._kinds if queries else ():
             names = [ProductKey(kind.name, kind.identity, user) for user in of_users]
             there = self._store.get_many(names)
             lacking = [
                 place
                 for place, product in enumerate(there)
-                if product is None or not stands_for(self._recommender, product, queries[place])
+                if product is None or not _is_valid(self._recommender, kind, product, queries[place])
             ]
             self.num_valid += len(names) - len(lacking)
             made = {}
@@ -251,9 +253,12 @@ class NearlineWorker:
             now = self._clock()
             for place, arrays in made.items():
                 if arrays is None:
+                    if there[place] is not None:  # what was said of earlier events is not said any more
+                        written[names[place]] = there[place] = None
                     continue
                 query = queries[place]
-                product = Product(events_hash(self._recommender, query), len(query.history_ids), now, arrays)
+                hashed, num_events = events_hash(self._recommender, query), len(query.history_ids)
+                product = Product(hashed, num_events, now, arrays, kind.settings)
                 written[names[place]] = there[place] = product
             self.num_computed += len(made)
             if isinstance(kind, SummariesKind):
@@ -265,7 +270,7 @@ class NearlineWorker:
         self._write(written, users)
         self.seconds += time.perf_counter() - began
 
-    def _write(self, products: dict[ProductKey, Product], users: Sequence[int]) -> None:
+    def _write(self, products: Mapping[ProductKey, Product | None], users: Sequence[int]) -> None:
         position = self._done_to(users)
         positions = {} if position is None else {self._position_name: position}
         if self._num_looked_at or self._kept is None:
@@ -300,6 +305,11 @@ class NearlineWorker:
         return len(self._pending)
 
 
+def _is_valid(recommender: Recommender, kind: ProductKind, product: Product, query: Query) -> bool:
+    """Whether a product is what a kind would make of a query."""
+    return product.settings == kind.settings and stands_for(recommender, product, query)
+
+
 def coverage(
     recommender: Recommender,
     kinds: Sequence[ProductKind],
@@ -330,6 +340,7 @@ def coverage(
     for _, query in asked:
         products = list(itertools.islice(found, len(kinds)))
         num_valid += all(
-            product is not None and stands_for(recommender, product, query) for product in products
+            product is not None and _is_valid(recommender, kind, product, query)
+            for kind, product in zip(kinds, products, strict=True)
         )
     return Coverage(len(asked), num_valid)

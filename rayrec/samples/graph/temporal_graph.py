@@ -318,6 +318,17 @@ class TemporalGraph:
                 raise InputError(f"an event has the {entity} id {FREE}, which stands for none here")
         return Edges(users_E, items_E, times_E, kinds_E.astype(np.int16))
 
+    @property
+    def fingerprint(self) -> str:
+        """Another text for other edges; of segments that were not saved, their sizes and times tell."""
+        state = self.state
+        segments = [
+            (one.num_edges, one.first_time, one.last_time) if one.file is None else one.file.name
+            for one in state.segments
+        ]
+        content = repr((self.config.model_dump(mode="json"), state.floor, segments))
+        return hashlib.sha256(content.encode()).hexdigest()[:32]
+
     def check_log(self, fingerprint: str, where: str) -> None:
         """Refuse events of another log.
 

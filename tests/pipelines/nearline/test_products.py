@@ -175,14 +175,14 @@ def test_a_version_is_covered_as_far_as_the_worker_that_has_done_least(tmp_path)
         store.put_many({}, {f"{KEY.identity}:coverage:{name}": share for name, share in shares.items()})
 
     assert store.coverage(KEY.identity) == 0.0
-    note(**{"summaries:0of2": "1.0"})
+    note(**{"summaries:aa:0of2": "1.0"})
     assert store.coverage(KEY.identity) == 0.0  # the other one has not begun
-    note(**{"summaries:1of2": "0.4"})
+    note(**{"summaries:aa:1of2": "0.4"})
     assert store.coverage(KEY.identity) == 0.4
-    note(**{"candidates:0of1": "0.3"})
+    note(**{"candidates:aa:0of1": "0.3"})
     assert store.coverage(KEY.identity) == 0.3
 
-    note(**{"summaries:0of1": "0.9"})
-    store.forget_parts(f"{KEY.identity}:coverage:summaries:0of1", 1)
-    note(**{"candidates:0of1": "1.0"})
+    note(**{"summaries:aa:0of1": "0.9", "summaries:bb:0of1": "0.1"})
+    store.forget_others(f"{KEY.identity}:coverage:summaries:aa:0of1")
+    note(**{"candidates:aa:0of1": "1.0"})
     assert store.coverage(KEY.identity) == 0.9

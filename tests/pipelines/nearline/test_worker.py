@@ -19,6 +19,7 @@ from rayrec.pipelines.nearline.products import ProductKey, events_hash, stands_f
 from rayrec.pipelines.nearline.source import Arrivals, UserEventsSource
 from rayrec.pipelines.nearline.worker import NearlineWorker, coverage
 from rayrec.platform.errors import InputError, UnavailableError
+from rayrec.samples.graph import graph_of_dataset
 from rayrec.samples.stores import EventBatch, StoreManifest, open_store
 from rayrec.samples.stores.feed import START, FeedGoneError
 from rayrec.samples.stores.recent import UserEvents
@@ -239,7 +240,7 @@ def test_coverage_is_the_share_of_active_users_with_products_of_all_kinds(versio
     ids, log, values = versions[0].dataset.items.ids_I, Log(versions[0]), Values()
     for user in range(4):
         log.add(user, ids[user], 100 * user)
-    config = NearlineConfig(products=("candidates",), active_s=250)
+    config = NearlineConfig(products=("candidates",), candidates=5, active_s=250)
     worker = worker_of(versions[0], log, values, [300.0], products=["candidates"], active_s=250)
     worker.finish()
 
@@ -276,6 +277,90 @@ def test_neighbors_are_those_of_the_graph(recommender):
     positions = recommender.dataset.item_positions(product.arrays["items"])
     keys = recommender.dataset.items.keys.to_pylist()
     assert [keys[place] for place in positions] == [item.item_key for item in expected.items]
+
+
+def scenario_a(keys, queries):
+    return [{"scenario": "a"} for _ in keys]
+
+
+def scenario_b(keys, queries):
+    return [{"scenario": "b"} if key == "7" else None for key in keys]
+
+
+def test_candidates_of_other_settings_are_made_again_though_no_event_came(recommender):
+    ids, log, values = recommender.dataset.items.ids_I, Log(recommender), Values()
+    for user in range(4):
+        log.add(user, ids[user], user)
+
+    def worker(keep, search=None):
+        found = worker_of(
+            recommender, log, values, [0.0], products=["candidates"], candidates=keep, search=search
+        )
+        found.finish()
+        return found
+
+    assert worker(5).num_computed == 4
+    assert worker(5).num_computed == 0
+    assert worker(6).num_computed == 4
+    sizes = [
+        len(each.arrays["items"])
+        for each, _ in products_of(recommender, log, values, ["candidates"]).values()
+    ]
+    assert sizes == [6] * 4
+    assert worker(6, search=7).num_computed == 4
+    # As many as there are, however many are asked for.
+    assert worker(NUM_ITEMS).num_computed == 4
+    assert worker(NUM_ITEMS + 1, search=NUM_ITEMS + 1).num_computed == 0
+    assert worker(5).num_computed == 4
+
+
+def test_a_worker_that_ended_early_is_not_waited_for_by_one_with_other_settings(recommender):
+    ids, log, values = recommender.dataset.items.ids_I, Log(recommender), Values()
+    for user in range(4):
+        log.add(user, ids[user], user)
+    worker_of(recommender, log, values, [0.0], candidates=5, batch_users=2).step()
+    assert ProductStore(values).coverage(recommender.identity) == 0.5
+    worker = worker_of(recommender, log, values, [0.0], candidates=6)
+    assert worker.coverage() == (4, 0)
+    worker.finish()
+    assert worker.coverage() == (4, 4)
+    assert ProductStore(values).coverage(recommender.identity) == 1.0
+
+
+def test_neighbors_of_another_graph_and_instructions_of_another_function_are_made_again(
+    recommender, monkeypatch
+):
+    ids, log, values = recommender.dataset.items.ids_I, Log(recommender), Values()
+    for user in (7, 8):
+        log.add(user, ids[3], 5)
+    monkeypatch.setattr(recommender, "instruction_of", lambda names: {"scenario": ord(names["scenario"])})
+
+    def made(graph, function):
+        config = NearlineConfig(
+            products=("neighbors", "instructions"), candidates=4, function=f"{__name__}:{function}"
+        )
+        kinds = kinds_of(config, recommender, neighbors=NeighborRecommender(recommender.dataset, graph))
+        worker = NearlineWorker(recommender, kinds, log, ProductStore(values), config)
+        worker.finish()
+        found = products_of(recommender, log, values, ["neighbors", "instructions"])
+        instructions = {user: found["instructions", user][0] for user in (7, 8)}
+        scenarios = {
+            user: None if product is None else chr(product.arrays["scenario"][0])
+            for user, product in instructions.items()
+        }
+        return worker.num_computed, found["neighbors", 7][0].arrays["scores"].tolist(), scenarios
+
+    graph, other = graph_of_dataset(recommender.dataset), graph_of_dataset(recommender.dataset)
+    for place in range(30):  # of the item beside another one
+        other.append(np.full(2, 10**6 + place), ids[[3, 0]], np.full(2, 2_000_000_000))
+    computed, near, scenarios = made(graph, "scenario_a")
+    assert (computed, scenarios) == (4, {7: "a", 8: "a"})
+    assert made(graph, "scenario_a")[0] == 0
+    computed, near_other, _ = made(other, "scenario_a")
+    assert computed == 2
+    assert near_other != near
+    computed, _, scenarios = made(other, "scenario_b")
+    assert (computed, scenarios) == (2, {7: "b", 8: None})  # what the other one said of user 8 is gone
 
 
 def test_an_event_store_is_followed_by_its_feed_and_histories_are_whole(recommender, tmp_path):
