@@ -21,7 +21,7 @@ from rayrec.serve.config.admission import USER_HEADER, AdmissionConfig
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.engine.batch_costs import BatchCosts
 from rayrec.serve.engine.batching import Batcher
-from rayrec.serve.engine.canary import REPORT_EVERY_S, RunningCanary
+from rayrec.serve.engine.canary import LEAST_LOADS, LOADS_FOR_S, REPORT_EVERY_S, RunningCanary
 from rayrec.serve.engine.current import CurrentService
 from rayrec.serve.engine.following import VersionFollower
 from rayrec.serve.engine.pointer import AGAIN_AFTER_S
@@ -215,6 +215,43 @@ def test_one_that_waits_for_another_service_is_loaded_later(run, store, clock, m
         patch.setattr(replica.follower, "_build", unavailable)
         replica.look()
     assert canaries.running() == canary
+    clock.s += AGAIN_AFTER_S
+    replica.look()
+    assert {replica.version_for(user) for user in USERS} == {1, 2}
+
+
+def test_one_that_never_can_be_loaded_in_time_is_given_up_and_says_why(run, store, clock, monkeypatch):
+    replica = Replica(store, clock.read)
+    canaries, canary = start_canary(run, store, clock.read)
+    tried = []
+
+    def late(version):
+        tried.append(version.manifest.number)
+        raise TimeoutError("no answer in 30 s")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(replica.follower, "_build", late)
+        for _ in range(LEAST_LOADS + 5):  # what it waits for may be loading it
+            replica.look()
+            clock.s += AGAIN_AFTER_S
+        assert canaries.running() == canary
+        clock.s = 1000.0 + LOADS_FOR_S
+        for _ in range(5):
+            replica.look()
+            clock.s += AGAIN_AFTER_S
+    assert tried == [2] * (LEAST_LOADS + 6)
+    end = canaries.end(canary)
+    assert (end.state, end.reason) == (
+        "returned",
+        f"it could not be loaded in {LEAST_LOADS + 6} tries, for 900 s: no answer in 30 s",
+    )
+    assert replica.follower.metrics()["canaries_returned_total"] == 1
+
+    # The next one has as many.
+    canaries.start(2, SETTINGS)
+    with monkeypatch.context() as patch:
+        patch.setattr(replica.follower, "_build", late)
+        replica.look()
     clock.s += AGAIN_AFTER_S
     replica.look()
     assert {replica.version_for(user) for user in USERS} == {1, 2}

@@ -1,6 +1,7 @@
 """A canary in a replica: who is answered by it, what becomes of their requests, and when it ends.
 
 each look: canary.json ─► none: nothing │ new: load it ─► a share of the users goes to it
+                             │                 ├ what it is loaded from does not answer: again, some times
                              │                 └ cannot be loaded, or its answers are none: returned
                              └ runs: every few seconds report the counts, judge those of all replicas
                                        └ worse: returned │ passed: promoted, and the pointer moves
@@ -28,6 +29,9 @@ from rayrec.serve.engine.understanding import RefusedRequestError
 logger = logging.getLogger(__name__)
 
 REPORT_EVERY_S = 5.0
+LEAST_LOADS, LOADS_FOR_S = 10, 900.0
+"""Tries to load a canary while what it is loaded from does not answer, and for how long, before it is taken
+back. A dense part elsewhere does not answer in time as long as it loads the network itself."""
 
 
 class RunningCanary:
@@ -77,6 +81,8 @@ class CanaryFollower:
         """
         self._canaries, self._begin, self._load, self._clock = canaries, begin, load, clock
         self._running: RunningCanary | None = None
+        self._loaded_in_vain: tuple[str, int, float] = ("", 0, 0.0)
+        """Id of a canary, how often what it is loaded from did not answer, and when it was tried first."""
         self._replica = uuid.uuid4().hex[:12]
         self._reported_at = 0.0
         self._num_returned = 0
@@ -138,18 +144,33 @@ class CanaryFollower:
     def _start(self, canary: Canary) -> None:
         try:
             service = self._load(canary.version)
-        except (OSError, UnavailableError):  # of the store, or of what it asks to load it: asked again
-            raise
+        except (OSError, UnavailableError) as error:  # of the store, or of what it asks to load it
+            number, tries_s = self._note_in_vain(canary)
+            if number < LEAST_LOADS or tries_s < LOADS_FOR_S:
+                raise
+            self._give_up(canary, f"it could not be loaded in {number} tries, for {tries_s:.0f} s: {error}")
+            return
         except Exception as error:
-            logger.error("the canary, version %d, is taken back: %s", canary.version, error)
-            self._canaries.finish(canary, "returned", f"it could not be loaded: {error}")
-            self._num_returned += 1
+            self._give_up(canary, f"it could not be loaded: {error}")
             return
         self._running = RunningCanary(canary, service)
         self._reported_at = self._clock()
         self._begin(self._running)
         share = canary.settings.share
         logger.info("version %d answers %.3g %% of the users, as a canary", canary.version, 100 * share)
+
+    def _note_in_vain(self, canary: Canary) -> tuple[int, float]:
+        """How often a canary was tried to be loaded in vain, and for how long."""
+        tried, number, since = self._loaded_in_vain
+        if tried != canary.id:
+            number, since = 0, self._clock()
+        self._loaded_in_vain = canary.id, number + 1, since
+        return number + 1, self._clock() - since
+
+    def _give_up(self, canary: Canary, reason: str) -> None:
+        logger.error("the canary, version %d, is taken back: %s", canary.version, reason)
+        self._canaries.finish(canary, "returned", reason)
+        self._num_returned += 1
 
     def _report(self, running: RunningCanary) -> None:
         canary = running.canary
