@@ -65,7 +65,9 @@ class Replica:
         self.built = []
         loaded = load_version(store, store.serving())
         self.current = CurrentService(self.build(loaded))
-        self.follower = VersionFollower(store, self.current, loaded, self.build, clock=clock)
+        self.follower = VersionFollower(
+            store, self.current, loaded, self.build, clock=clock, wall_clock=clock
+        )
         self.look = self.follower.look
 
     def build(self, version):

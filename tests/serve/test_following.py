@@ -61,7 +61,9 @@ def publish(run: RunFolder, store: VersionStore, place: int) -> None:
     Publisher(run, store).publish(read_snapshot(run.snapshots / run.snapshot_names()[place]))
 
 
-def followed(store: VersionStore, clock=time.time) -> tuple[CurrentService, VersionFollower, list[int]]:
+def followed(
+    store: VersionStore, clock=time.monotonic, wall_clock=time.time
+) -> tuple[CurrentService, VersionFollower, list[int]]:
     """The third says which versions were built."""
     built: list[int] = []
 
@@ -71,7 +73,8 @@ def followed(store: VersionStore, clock=time.time) -> tuple[CurrentService, Vers
 
     loaded = load_version(store, store.serving())
     current = CurrentService(build(loaded))
-    return current, VersionFollower(store, current, loaded, build, clock=clock), built
+    follower = VersionFollower(store, current, loaded, build, clock=clock, wall_clock=wall_clock)
+    return current, follower, built
 
 
 def test_a_published_version_answers_after_a_look_and_going_back_builds_nothing(run, store):
@@ -134,6 +137,20 @@ def test_a_version_waits_for_its_products_and_no_longer_than_it_may(run, store):
     now[0] = 90.0
     assert follower.look()
     assert (current.model.version, built) == (3, [1, 2, 3])
+
+
+def test_a_clock_that_is_put_back_or_forward_changes_no_wait(run, store):
+    publish(run, store, 0)
+    now, wall = [0.0], [1e9]
+    current, follower, built = followed(store, lambda: now[0], lambda: wall[0])
+    follower.wait_for(lambda recommender: False, most_s=60)
+    publish(run, store, 1)
+    assert not follower.look()
+    for now[0], wall[0] in ((20.0, 2e9), (40.0, 0.0), (59.0, 1e9 + 59)):
+        assert not follower.look()
+    now[0] = 60.0
+    assert follower.look()
+    assert (current.model.version, built) == (2, [1, 2])
 
 
 def test_a_version_that_is_given_up_while_it_waits_is_not_held_and_waits_again(run, store):

@@ -13,7 +13,7 @@ from rayrec.samples.stores import StoreManifest, StoreUnavailableError, open_sto
 from rayrec.serve.app.loading import load_api
 from rayrec.serve.config.neighbors import NeighborsConfig
 from rayrec.serve.config.serve import ServeConfig
-from rayrec.serve.engine.live_graph import LiveGraph
+from rayrec.serve.engine.live_graph import FORGET_EVERY_S, LiveGraph
 from rayrec.serve.web.metrics import PrometheusMeter
 from tests.helpers.runs import make_run
 
@@ -88,6 +88,23 @@ def test_a_store_that_does_not_answer_leaves_the_graph_as_it_is(store, tmp_path,
     assert caplog.text.count("neighbors stay as they are") == 1
     live.look()
     assert live.metrics()["graph_lag_seconds"] == 0
+    live.stop()
+
+
+def test_a_clock_that_is_put_back_changes_neither_the_lag_nor_when_edges_are_forgotten(
+    store, tmp_path, monkeypatch
+):
+    now, wall, forgotten = [1000.0], [2e9], []
+    live = LiveGraph(
+        NeighborsConfig(graph=str(tmp_path / "graph")), store.name, lambda: now[0], lambda: wall[0]
+    )
+    monkeypatch.setattr(live.graph, "forget", forgotten.append)
+    live.look()
+    now[0], wall[0] = now[0] + 5, wall[0] - 86_400
+    assert live.metrics()["graph_lag_seconds"] == 5
+    now[0] += FORGET_EVERY_S
+    live.look()
+    assert forgotten == [2e9 - 86_400]
     live.stop()
 
 

@@ -254,7 +254,7 @@ def test_a_graph_of_another_log_or_time_is_refused(recommender, tmp_path):
     def open_graph(graph):
         folder = tmp_path / graph.config.log
         graph.save(folder)
-        return LiveGraph(NeighborsConfig(graph=str(folder)), clock=lambda: NOW)
+        return LiveGraph(NeighborsConfig(graph=str(folder)), wall_clock=lambda: NOW)
 
     strange = TemporalGraph(GraphConfig(log="another", id_kinds=STRING_IDS))
     add(strange, ("u", "book", 1))

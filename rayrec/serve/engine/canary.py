@@ -72,7 +72,7 @@ class CanaryFollower:
         canaries: Canaries,
         begin: Callable[[RunningCanary | None], None],
         load: Callable[[int], RecommendationService],
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
@@ -119,7 +119,7 @@ class CanaryFollower:
             return
         if self._running is None:
             self._start(canary)
-        elif not 0 <= self._clock() - self._reported_at < REPORT_EVERY_S:
+        elif self._clock() - self._reported_at >= REPORT_EVERY_S:
             self._report(self._running)
 
     def _is_about_to_serve(self, canary: Canary, serving: int) -> bool:

@@ -47,16 +47,19 @@ class VersionFollower:
         loaded: LoadedVersion,
         build: Callable[[LoadedVersion], RecommendationService],
         device: str | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """
         Args:
             loaded: the version that `current` answers with.
             build: a service for a version, ready for requests.
             device: overrides the device that the run was trained on.
+            clock: of waits, which a clock that is put back or forward must not change.
+            wall_clock: UNIX seconds, as the store has them.
         """
         self._store, self._current, self._build, self._device = store, current, build, device
-        self._clock = clock
+        self._clock, self._wall_clock = clock, wall_clock
         self._loaded = {loaded.manifest.number: loaded}
         self._serving = loaded.manifest.number
         self._num_refused = 0
@@ -66,7 +69,9 @@ class VersionFollower:
         self._wait_s = 0.0
         self._waiting: _Waiting | None = None
         self._canary_loaded: LoadedVersion | None = None
-        self._canary = CanaryFollower(Canaries(store, clock), current.share_with, self._load_canary, clock)
+        self._canary = CanaryFollower(
+            Canaries(store, wall_clock), current.share_with, self._load_canary, clock
+        )
         self._pointer = PointerFollower(store, self._look, clock)
 
     def wait_for(self, is_ready: Callable[[Recommender], bool], most_s: float) -> None:
@@ -147,8 +152,7 @@ class VersionFollower:
         )
 
     def _may_answer(self, waiting: _Waiting) -> bool:
-        # A clock that was set back must not keep a version waiting.
-        if not 0 <= self._clock() - waiting.since < self._wait_s:
+        if self._clock() - waiting.since >= self._wait_s:
             return True
         return self._is_ready(waiting.service.recommender)
 
@@ -158,7 +162,7 @@ class VersionFollower:
         wanted = self._serving if wanted is None else wanted
         return {
             "serving_version": self._serving,
-            "serving_version_age_s": self._clock() - serving.manifest.published_at,
+            "serving_version_age_s": self._wall_clock() - serving.manifest.published_at,
             "serving_version_wanted": wanted,
             "serving_version_waits_for_products": float(self._waiting is not None),
             "serving_version_not_loaded": float(wanted != self._serving),

@@ -35,19 +35,21 @@ class LiveGraph:
         self,
         config: NeighborsConfig,
         store: str | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """
         Args:
             store: event store to follow; None: the graph stays as it is.
-            clock: UNIX seconds.
+            clock: of waits, and of how far the graph is behind.
+            wall_clock: UNIX seconds, as events have them.
 
         Raises:
             InputError: there is no graph, it is damaged, or it is all of the future; or the store has
                 one side, or is of another log.
             StoreUnavailableError: the store does not answer.
         """
-        self._config, self._clock = config, clock
+        self._config, self._clock, self._wall_clock = config, clock, wall_clock
         self.graph = TemporalGraph.open(config.graph)
         segments = self.graph.state.segments
         # Medians: an event at time 0 must not hide that the others are in another unit.
@@ -99,7 +101,7 @@ class LiveGraph:
         try:
             found = catch_up(self.graph, self._store)
             if began - self._forgot_at > FORGET_EVERY_S:
-                self.graph.forget(began)
+                self.graph.forget(self._wall_clock())
                 self._forgot_at = began
         except Exception as error:  # of a store, or of what is in it
             self._num_errors += 1
@@ -125,7 +127,7 @@ class LiveGraph:
         found: dict[str, float] = {"graph_edges": self.graph.state.num_edges}
         if self._store is not None:
             found |= {
-                "graph_lag_seconds": max(self._clock() - self._caught_up_at, 0.0),
+                "graph_lag_seconds": self._clock() - self._caught_up_at,
                 "graph_events_total": self._num_added,
                 "graph_errors_total": self._num_errors,
                 "graph_rebuilt_total": self._num_rebuilt,
@@ -134,7 +136,7 @@ class LiveGraph:
 
     def now(self) -> int:
         """In the graph's unit: events from here on do not count yet."""
-        seconds = self._clock() + self._config.max_ahead_s
+        seconds = self._wall_clock() + self._config.max_ahead_s
         return round(seconds * PER_SECOND[self.graph.config.time_unit])
 
     def check_data(self, dataset: Dataset) -> None:

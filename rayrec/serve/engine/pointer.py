@@ -23,7 +23,7 @@ class PointerFollower:
     """Whatever goes wrong, what is held is not touched by it."""
 
     def __init__(
-        self, store: VersionStore, go_to: Callable[[int], None], clock: Callable[[], float] = time.time
+        self, store: VersionStore, go_to: Callable[[int], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
         """
         Args:
