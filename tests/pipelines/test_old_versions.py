@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,6 +21,7 @@ from pyarrow import fs
 from rayrec.pipelines.versions.manifest import Bundle, ModelVersion
 from rayrec.pipelines.versions.store import DELETING, PublishedMeanwhileError, VersionStore
 from rayrec.platform.errors import InputError
+from rayrec.platform.processes import own_process
 from rayrec.platform.remote_files import RemoteFolder
 
 STRIDE = 29
@@ -29,6 +32,16 @@ STRIDE = 29
 def store(request, tmp_path) -> VersionStore:
     url = f"memory://{tmp_path.name}" if request.param == "an object store" else tmp_path / "store"
     return VersionStore(url, cache=tmp_path / "cache")
+
+
+@pytest.fixture(scope="module")
+def ended_process() -> str:
+    if not own_process():
+        pytest.skip("this system does not tell processes apart")
+    code = "from rayrec.platform.processes import own_process; print(own_process())"
+    return subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def put(store: VersionStore, folder: Path, kind: str, content: str) -> Bundle:
@@ -294,6 +307,45 @@ def test_nobody_goes_back_to_what_a_deleter_that_died_has_marked_for_an_hour(sto
     store.point_to(1, is_held=True)
     store.keep_newest(1)
     assert store.serving().number == 1
+    check_whole(store)
+    assert not marks(store)
+
+
+def test_what_a_deleter_of_this_machine_has_marked_that_died_is_free_at_once(
+    store, tmp_path, monkeypatch, ended_process
+):
+    for number in (1, 2, 3):
+        add(store, tmp_path / "files", number, f"weights {number}")
+    with monkeypatch.context() as patch:
+        patch.setattr(VersionStore, "_takes_too_long", die)
+        with pytest.raises(Killed):
+            store.keep_newest(1)
+    (name,) = marks(store)
+    mark = json.loads(store.read(name) or b"")
+    with pytest.raises(InputError, match="version 1 is being deleted with old versions"):
+        store.point_to(1, is_held=True)  # this process lives
+    elsewhere = "another machine" + ended_process[ended_process.index("/") :]
+    store.write(name, json.dumps(mark | {"process": elsewhere}).encode())
+    with pytest.raises(InputError, match="version 1 is being deleted with old versions"):
+        store.point_to(1, is_held=True)
+
+    store.write(name, json.dumps(mark | {"process": ended_process}).encode())
+    store.point_to(1, is_held=True)
+    store.keep_newest(1)
+    assert store.serving().number == 1
+    check_whole(store)
+    assert not marks(store)
+
+
+def test_what_a_deleter_has_marked_that_gave_up_is_free_at_once(store, tmp_path, monkeypatch):
+    for number in (1, 2, 3):
+        add(store, tmp_path / "files", number, f"weights {number}")
+    with monkeypatch.context() as patch:
+        patch.setattr(VersionStore, "_takes_too_long", lambda self, mark: True)
+        store.keep_newest(1)
+    store.point_to(1, is_held=True)
+    assert store.serving().number == 1
+    store.keep_newest(1)
     check_whole(store)
     assert not marks(store)
 

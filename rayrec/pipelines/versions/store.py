@@ -23,8 +23,8 @@ other has just done.
 So one of the two sees the other, whatever comes between, where a listing has what was written before it, as
 those of folders and object stores have; some clients of fsspec keep listings (`use_listings_cache`). A
 version that needs a marked bundle is taken back, and can be published again; a pointer to a marked version
-is moved back. Who dies while deleting leaves a
-mark, which counts for nothing after an hour; the next one goes on with it.
+is moved back. Who dies while deleting leaves a mark, which counts for nothing after an hour, or at once where
+it can be seen that its process has ended; the next one goes on with it.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ from rayrec.pipelines.versions.manifest import Bundle, BundleFile, ModelVersion
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
 from rayrec.platform.files import is_plain_name, sync, unfinished_suffix, write_atomically
+from rayrec.platform.processes import has_ended, own_process
 from rayrec.platform.remote_files import remote_folder
 
 logger = logging.getLogger(__name__)
@@ -82,10 +83,17 @@ class _Mark(Config):
     bundles: tuple[str, ...] = ()
     marked_at: float = 0.0
     """UNIX seconds."""
+    process: str = ""
+    """Who deletes, see `own_process`."""
 
     @property
     def age_s(self) -> float:
         return time.time() - self.marked_at
+
+    @property
+    def counts(self) -> bool:
+        """Whether somebody may be deleting what it names."""
+        return self.age_s < MARK_LASTS_S and not has_ended(self.process)
 
 
 class VersionStore:
@@ -166,9 +174,7 @@ class VersionStore:
         name = HELD if is_held else CURRENT
         before, written = self._there.read(name), self._point(name, number)
         try:  # in this order: a mark is taken off when the manifest is gone
-            is_marked = any(
-                number in mark.versions for mark in self._marks().values() if mark.age_s < MARK_LASTS_S
-            )
+            is_marked = any(number in mark.versions for mark in self._marks().values() if mark.counts)
             self.version(number)
         except BaseException:  # it is gone; or nobody knows whether it is there
             with suppress(Exception):
@@ -280,8 +286,7 @@ class VersionStore:
 
     def _marked_bundle(self, version: ModelVersion) -> str | None:
         """Name of a bundle that the version needs, and that somebody is deleting."""
-        live = [mark for mark in self._marks().values() if mark.age_s < MARK_LASTS_S]
-        marked = {name for mark in live for name in mark.bundles}
+        marked = {name for mark in self._marks().values() if mark.counts for name in mark.bundles}
         return next((f"{BUNDLES}/{each.name}" for each in version.bundles if each.name in marked), None)
 
     def _missing_file(self, version: ModelVersion) -> str | None:
@@ -375,37 +380,45 @@ class VersionStore:
         last canary."""
         numbers = self.numbers()
         gone = self._old(numbers, num_versions)
-        left = {name: mark for name, mark in self._marks().items() if mark.age_s >= MARK_LASTS_S}
+        left = {name: mark for name, mark in self._marks().items() if not mark.counts}
         if not gone and not left:
             return
         old = self._bundles_of(gone) | {name for mark in left.values() for name in mark.bundles}
         old -= self._bundles_of(number for number in numbers if number not in gone)
-        mark = _Mark(versions=tuple(gone), bundles=tuple(sorted(old)), marked_at=time.time())
+        mark = _Mark(
+            versions=tuple(gone), bundles=tuple(sorted(old)), marked_at=time.time(), process=own_process()
+        )
         own = f"{DELETING}{secrets.token_hex(6)}.json"
         # Before anything goes, so that what is left of this when it dies can be found.
-        self._write(own, json.dumps(mark.model_dump(mode="json")).encode())
+        self._write_mark(own, mark)
         try:
             # Again, now that who goes back sees the mark: somebody may have gone back before it was there.
             still_old = set(self._old(numbers, num_versions))
             for number in gone:  # first, so that no manifest names what is not there
                 if number in still_old:
                     if self._takes_too_long(mark):
-                        return
+                        return self._leave_off(own, mark)
                     with suppress(FileNotFoundError):  # somebody else deletes it, too
                         self._there.filesystem.delete_file(self._there.path_of(_manifest_name(number)))
             # Of all that are there now: one that was published meanwhile may have bundles of one that goes.
             for name in sorted(old - self._bundles_of(self.numbers())):
                 if self._takes_too_long(mark):
-                    return
+                    return self._leave_off(own, mark)
                 self.delete_folder(f"{BUNDLES}/{name}")
-        except Exception:  # nothing is deleted any more: the next one goes on with it at once
+        except Exception:
             with suppress(Exception):
-                over = mark.model_copy(update={"marked_at": 0.0})
-                self._write(own, json.dumps(over.model_dump(mode="json")).encode())
+                self._leave_off(own, mark)
             raise
         for name in (own, *left):
             with suppress(FileNotFoundError):  # somebody else has gone on with it, too
                 self._there.filesystem.delete_file(self._there.path_of(name))
+
+    def _leave_off(self, own: str, mark: _Mark) -> None:
+        """Let a mark count for nothing: nothing is deleted any more, and the next one goes on with it."""
+        self._write_mark(own, mark.model_copy(update={"marked_at": 0.0}))
+
+    def _write_mark(self, name: str, mark: _Mark) -> None:
+        self._write(name, json.dumps(mark.model_dump(mode="json")).encode())
 
     def _old(self, numbers: Sequence[int], num_versions: int) -> list[int]:
         """Those of some versions that nobody needs now."""
