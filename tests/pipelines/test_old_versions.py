@@ -18,8 +18,9 @@ import pytest
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 from pyarrow import fs
 
+from rayrec.pipelines.versions.canary import Canaries, CanarySettings
 from rayrec.pipelines.versions.manifest import Bundle, ModelVersion
-from rayrec.pipelines.versions.store import DELETING, PublishedMeanwhileError, VersionStore
+from rayrec.pipelines.versions.store import CANARY, DELETING, PublishedMeanwhileError, VersionStore
 from rayrec.platform.errors import InputError
 from rayrec.platform.processes import own_process
 from rayrec.platform.remote_files import RemoteFolder
@@ -309,6 +310,53 @@ def test_nobody_goes_back_to_what_a_deleter_that_died_has_marked_for_an_hour(sto
     assert store.serving().number == 1
     check_whole(store)
     assert not marks(store)
+
+
+def test_what_somebody_deletes_is_no_canary_and_nothing_is_held_for_it(store, tmp_path, monkeypatch):
+    """It was started, and could neither be loaded nor promoted."""
+    for number in (1, 2, 3):
+        add(store, tmp_path / "files", number, f"weights {number}")
+    canaries = Canaries(store)
+    with monkeypatch.context() as patch:
+        patch.setattr(VersionStore, "_takes_too_long", die)
+        with pytest.raises(Killed):
+            store.keep_newest(1)
+    with pytest.raises(InputError, match="version 1 is being deleted with old versions"):
+        canaries.start(1, CanarySettings())
+    assert canaries.last() is None
+    before = canaries.start(2, CanarySettings())
+    canaries.finish(before, "stopped", "by hand")
+    with pytest.raises(InputError, match="version 1 is being deleted with old versions"):
+        canaries.start(1, CanarySettings())
+    assert canaries.last() == before
+    pointer = store.current()
+    assert pointer is not None
+    assert (pointer.version, pointer.is_held) == (3, False)
+
+    let_marks_age(store)
+    canary = canaries.start(1, CanarySettings())
+    store.keep_newest(1)
+    canaries.finish(canary, "promoted", "by hand")
+    assert store.serving().number == 1
+    check_whole(store)
+
+
+def test_a_canary_that_is_deleted_while_it_is_started_is_refused(store, tmp_path):
+    for number in (1, 2, 3):
+        add(store, tmp_path / "files", number, f"weights {number}")
+    write, deleted = store._write, []
+
+    def deleted_before(name: str, content: bytes) -> None:
+        if name == CANARY and not deleted:
+            deleted.append(name)
+            store.keep_newest(1)
+        write(name, content)
+
+    store._write = deleted_before  # type: ignore[method-assign]
+    with pytest.raises(InputError, match="has no version 1"):
+        Canaries(store).start(1, CanarySettings())
+    assert Canaries(store).last() is None
+    assert store.current().is_held is False  # type: ignore[union-attr]
 
 
 def test_what_a_deleter_of_this_machine_has_marked_that_died_is_free_at_once(

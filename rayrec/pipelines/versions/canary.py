@@ -260,7 +260,7 @@ class Canaries:
 
         Raises:
             InputError: there is no version that serves to compare it with, it serves itself, there is no
-                such version, or another canary runs.
+                such version, somebody is deleting it, or another canary runs.
         """
         baseline = self.check_start()
         self._store.version(version)
@@ -269,17 +269,20 @@ class Canaries:
                 f"{self._store.url}: version {version} serves already, so there is nothing to compare it "
                 "with; name another one"
             )
+        if was_held is None:
+            # Held first: the one that it is compared with must not change.
+            with self.baseline_held() as is_held_before:
+                return self.start(version, settings, is_held_before)
         before = self.last()
         canary = Canary(
             id=uuid.uuid4().hex[:12],
             version=version,
             baseline=baseline,
             began_at=self._clock(),
-            # Held first: the one that it is compared with must not change.
-            was_held=self.hold_baseline() if was_held is None else was_held,
+            was_held=was_held,
             settings=settings,
         )
-        self._store.write(CANARY, canary.model_dump_json().encode())
+        self._store.write_naming(CANARY, canary.model_dump_json().encode(), version)
         if before is not None:
             self._store.delete_folder(f"{FOLDER}/{before.id}")
         return canary

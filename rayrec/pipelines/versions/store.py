@@ -19,12 +19,14 @@ other has just done.
                       ──► delete bundles that none needs ──► take the mark off
     who publishes     write the manifest ──► look at the marks, then at the files ──► move the pointer
     who goes back     move the pointer ──► look at the marks, then at the manifest
+    who tries one     write canary.json ──► look at the marks, then at the manifest
 
 So one of the two sees the other, whatever comes between, where a listing has what was written before it, as
 those of folders and object stores have; some clients of fsspec keep listings (`use_listings_cache`). A
 version that needs a marked bundle is taken back, and can be published again; a pointer to a marked version
-is moved back. Who dies while deleting leaves a mark, which counts for nothing after an hour, or at once where
-it can be seen that its process has ended; the next one goes on with it.
+is moved back, and a marked version is no canary. Who dies while deleting leaves a mark, which counts for
+nothing after an hour, or at once where it can be seen that its process has ended; the next one goes on with
+it.
 """
 
 from __future__ import annotations
@@ -172,25 +174,34 @@ class VersionStore:
         """
         self.version(number)
         name = HELD if is_held else CURRENT
-        before, written = self._there.read(name), self._point(name, number)
+        self.write_naming(name, _pointing(name, number), number)
+        if not is_held:
+            self._delete_held()
+
+    def write_naming(self, name: str, content: bytes, number: int) -> None:
+        """Replace a file by which a version is needed, as who deletes old ones looks at it.
+
+        Raises:
+            InputError: there is no such version, or somebody is deleting it; the file is what it was before.
+        """
+        before = self._there.read(name)
+        self._write(name, content)
         try:  # in this order: a mark is taken off when the manifest is gone
             is_marked = any(number in mark.versions for mark in self._marks().values() if mark.counts)
             self.version(number)
         except BaseException:  # it is gone; or nobody knows whether it is there
             with suppress(Exception):
-                self._put_back(name, written, before)
+                self._put_back(name, content, before)
             raise
         if is_marked:
-            self._put_back(name, written, before)
+            self._put_back(name, content, before)
             raise InputError(
                 f"{self.url}: version {number} is being deleted with old versions; name a newer one, or wait "
                 "until that is over, an hour at the most, and see whether it is still there"
             )
-        if not is_held:
-            self._delete_held()
 
     def _put_back(self, name: str, written: bytes, before: bytes | None) -> None:
-        """Undo what was written to a pointer, unless somebody has moved it since."""
+        """Undo what was written to a file, unless somebody has replaced it since."""
         if self._there.read(name) != written:
             return
         if before is None:
@@ -494,12 +505,9 @@ class VersionStore:
         except (ValueError, TypeError):  # a service that follows it says so
             return []
 
-    def _point(self, name: str, number: int) -> bytes:
-        """Move a pointer; what its file has then."""
-        pointer = Pointer(version=number, moved_at=time.time(), is_held=name == HELD)
-        content = (json.dumps(pointer.model_dump(mode="json")) + "\n").encode()
-        self._write(name, content)
-        return content
+    def _point(self, name: str, number: int) -> None:
+        """Move a pointer."""
+        self._write(name, _pointing(name, number))
 
     def _delete_held(self) -> None:
         if self._there.exists(HELD):
@@ -550,6 +558,12 @@ class VersionStore:
             fs.copy_files(self._there.path_of(name), str(target), self._there.filesystem, self._here)
         except FileNotFoundError as error:
             raise InputError(f"{self._there.shown(name)}: missing from the published version") from error
+
+
+def _pointing(name: str, number: int) -> bytes:
+    """What the file of a pointer has."""
+    pointer = Pointer(version=number, moved_at=time.time(), is_held=name == HELD)
+    return (json.dumps(pointer.model_dump(mode="json")) + "\n").encode()
 
 
 _GO_BACK = "publish again, or let an earlier version serve: rayrec rollback STORE"
