@@ -29,7 +29,9 @@ from rayrec.pipelines.versions.store import VersionStore
 from rayrec.platform.devices import HOST
 from rayrec.platform.errors import InputError
 from rayrec.platform.remote_files import absolute
+from rayrec.samples.dataset.dataset import Dataset
 from rayrec.serve.app.allocator import make_allocator, read_files
+from rayrec.serve.app.shared_places import SharedPlaces
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.engine.batching import SWITCH_S, Batcher
 from rayrec.serve.engine.compilation import CompileService, check_records
@@ -85,11 +87,13 @@ def load_models(
     for each in config.models:
         with _of_model(each.name):
             device_of(each.run, config.beside[each.name])
-    first = load_api(run, config, meter_of(str(run), config.name))
-    others = []
+    first, others, places = load_api(run, config, meter_of(str(run), config.name)), [], SharedPlaces()
+    places.add(config, first.state.catalog())
     for each in config.models:
         with _of_model(each.name):
-            others.append(load_api(each.run, config.beside[each.name], meter_of(each.run, each.name)))
+            other = load_api(each.run, config.beside[each.name], meter_of(each.run, each.name))
+            places.add(config.beside[each.name], other.state.catalog())
+        others.append(other)
     return together([first, *others])
 
 
@@ -221,6 +225,7 @@ def load_api(
         config.name,
     )
     api.state.has_token = config.token_sha256 is not None
+    api.state.catalog = lambda: service.pinned.dataset
     return api
 
 
@@ -256,18 +261,22 @@ def load_service(run: str | Path, config: ServeConfig, device: str | None) -> Re
 
 def check_models(run: str | Path, config: ServeConfig) -> None:
     """As `check_service`, of all models of a service."""
-    check_service(run, config)
+    places = SharedPlaces()
+    places.add(config, check_service(run, config))
     for each in config.models:
         with _of_model(each.name):
-            check_service(each.run, config.beside[each.name])
+            places.add(config.beside[each.name], check_service(each.run, config.beside[each.name]))
 
 
-def check_service(run: str | Path, config: ServeConfig) -> None:
+def check_service(run: str | Path, config: ServeConfig) -> Dataset:
     """Check that what answers can be loaded, on the CPU and without the rows of its tables and its weights,
     which are most of it.
 
     Args:
         run: as `load_api`.
+
+    Returns:
+        The data set that it answers with.
 
     Raises:
         InputError: the run, the version, or that of the ranking stage, cannot be loaded, or curves or values.
@@ -288,6 +297,7 @@ def check_service(run: str | Path, config: ServeConfig) -> None:
     opened = _open(run, config, HOST.kind, ranker_of=network_of, loads=False)
     if opened.build.live_graph is not None:
         opened.build.live_graph.stop()  # its store stays closed to the process that starts others
+    return opened.first.dataset
 
 
 def _check_records(run: str | Path, config: ServeConfig) -> None:
