@@ -9,7 +9,7 @@ import numpy as np
 
 from rayrec.pipelines.inference.answers import Query
 from rayrec.pipelines.inference.recommender import Recommender
-from rayrec.platform.arrays import Int64Array
+from rayrec.platform.arrays import BoolArray, Int64Array
 from rayrec.platform.event_labels import UNKNOWN
 from rayrec.samples.stores.recent import UserEvents
 
@@ -48,7 +48,10 @@ def with_recent(
 ) -> Query:
     """The query with the events of the state, of items that the catalog knows.
 
-    An item at one second is one event, wherever it is known from. Of equal times, what is stored comes first.
+    The data set has seconds, and the state microseconds. So an event of the state is that of the data set
+    with its item and second, and its behavior where both are known, and each of the data set stands for one.
+    What a user did again within a second counts again, as in the state and in the data set, which have events
+    of one time and behavior once. Of equal times, what is stored comes first.
 
     Args:
         stored: of the data set; empty for a user who is in none.
@@ -56,14 +59,12 @@ def with_recent(
         recent: in order of time.
     """
     times_E = recent.times_us_E // 1_000_000
-    there = set(zip(stored.history_ids.tolist(), stored_times.tolist(), strict=True))
-    pairs = zip(recent.items_E.tolist(), times_E.tolist(), strict=True)
-    is_new_E = np.array([pair not in there for pair in pairs], dtype=np.bool_)
+    codes_E = _translated(recent.behaviors_E, state_behaviors, data_behaviors)
+    is_new_E = _are_new(stored, stored_times, recent.items_E, times_E, codes_E)
     if not is_new_E.any():
         return stored
-    times = np.concatenate([stored_times, times_E[is_new_E]])
+    times, codes_E = np.concatenate([stored_times, times_E[is_new_E]]), codes_E[is_new_E]
     order = np.argsort(times, kind="stable")
-    codes_E = _translated(recent.behaviors_E[is_new_E], state_behaviors, data_behaviors)
     labels = {
         label: np.concatenate([codes, codes_E if label == "behavior" else np.full(len(codes_E), UNKNOWN)])[
             order
@@ -72,6 +73,39 @@ def with_recent(
     }
     ids = np.concatenate([stored.history_ids, recent.items_E[is_new_E]])
     return replace(stored, history_ids=ids[order], times=times[order], labels=labels)
+
+
+def _are_new(
+    stored: Query, stored_times: Int64Array, items_E: Int64Array, times_E: Int64Array, codes_E: Int64Array
+) -> BoolArray:
+    """[E] whether each event is none of those that are stored."""
+    at_S = np.flatnonzero(np.isin(stored_times, times_E))
+    codes_S = stored.labels["behavior"][at_S] if "behavior" in stored.labels else np.full(len(at_S), UNKNOWN)
+    left: dict[tuple[int, int], list[int]] = {}
+    """Codes of what is stored of an item at a second, without those that were found in the state."""
+    for item, time, code in zip(
+        stored.history_ids[at_S].tolist(), stored_times[at_S].tolist(), codes_S.tolist(), strict=True
+    ):
+        left.setdefault((item, time), []).append(code)
+    is_new_E = np.ones(len(items_E), dtype=np.bool_)
+    events = list(zip(items_E.tolist(), times_E.tolist(), codes_E.tolist(), strict=True))
+    for is_alike in (_are_equal, _may_be_equal):  # what is equal first, or another one would take its place
+        for row, (item, time, code) in enumerate(events):
+            codes = left.get((item, time), []) if is_new_E[row] else []
+            for place, other in enumerate(codes):
+                if is_alike(code, other):
+                    del codes[place]
+                    is_new_E[row] = False
+                    break
+    return is_new_E
+
+
+def _are_equal(code: int, other: int) -> bool:
+    return code == other
+
+
+def _may_be_equal(code: int, other: int) -> bool:
+    return UNKNOWN in (code, other)
 
 
 def _translated(codes_E: Int64Array, names: Sequence[str], to: Sequence[str]) -> Int64Array:

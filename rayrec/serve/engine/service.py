@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -481,12 +482,15 @@ class RecommendationService:
             stored = self._recommender.query_of_user(user_key)
             merged = self._understanding.with_recent(user_key, stored, events)
             times = dataset.history_times_of(user_key)
-            there = set[tuple[int, int]]()
+            there = Counter[tuple[int, int]]()
             if history_ids is not None and times is not None:
                 there.update(zip(history_ids.tolist(), times.tolist(), strict=True))
             if merged.times is not None:  # else there is nothing new
-                pairs = zip(merged.history_ids.tolist(), merged.times.tolist(), strict=True)
-                is_new = np.array([pair not in there for pair in pairs], dtype=np.bool_)
+                new = []
+                for pair in zip(merged.history_ids.tolist(), merged.times.tolist(), strict=True):
+                    new.append(there[pair] == 0)  # of equal times, what the data set has comes first
+                    there[pair] -= there[pair] > 0
+                is_new = np.array(new, dtype=np.bool_)
             history_ids = merged.history_ids
         if history_ids is None:
             return None

@@ -124,6 +124,51 @@ def test_what_is_stored_and_what_is_recent_are_one_history(stored, recent, expec
     assert merged.history_ids.tolist() == expected
 
 
+@pytest.mark.parametrize(
+    ("stored", "recent_ms", "expected"),
+    [
+        ([(1, 5)], [(1200, 5), (1700, 5)], [5, 5]),  # one is that of the data set, the other came after it
+        ([(1, 5), (1, 5)], [(1200, 5), (1700, 5)], [5, 5]),
+        ([(1, 5), (1, 5)], [(1200, 5)], [5, 5]),
+        ([], [(1200, 5), (1700, 5)], [5, 5]),
+        ([(1, 5), (2, 5)], [(1200, 5), (2100, 5), (2200, 6)], [5, 5, 6]),
+    ],
+)
+def test_what_is_in_both_counts_once_and_what_a_user_did_again_in_a_second_counts_again(
+    stored, recent_ms, expected
+):
+    query = Query(np.array([item for _, item in stored], dtype=np.int64))
+    times = np.array([NOW_US // 1_000_000 + second for second, _ in stored], dtype=np.int64)
+    recent = UserEvents(
+        NOW_US // 1_000_000 * 1_000_000 + 1000 * np.array([at for at, _ in recent_ms]),
+        np.array([item for _, item in recent_ms]),
+        np.full(len(recent_ms), -1),
+    )
+    assert with_recent(query, times, recent, (), ()).history_ids.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("stored", "recent", "expected"),
+    [
+        ([0], [0, 1], [0, 1]),  # clicked and bought in one second: two events
+        ([1], [0, 1], [1, 0]),
+        ([0, 1], [1, 0], [0, 1]),
+        ([-1], [1], [-1]),  # the log did not say what it was
+        ([0], [-1], [0]),
+        ([-1, 0], [0, 1], [-1, 0]),
+    ],
+)
+def test_events_of_one_second_are_told_apart_by_their_behaviors_where_both_are_known(
+    stored, recent, expected
+):
+    query = Query(np.full(len(stored), 5), labels={"behavior": np.array(stored)})
+    events_ = UserEvents(NOW_US + np.arange(len(recent)), np.full(len(recent), 5), np.array(recent))
+    merged = with_recent(
+        query, np.full(len(stored), NOW_US // 1_000_000), events_, ("CLICK", "BUY"), ("CLICK", "BUY")
+    )
+    assert merged.labels["behavior"].tolist() == expected
+
+
 def test_behaviors_of_a_store_are_those_of_the_data_by_name():
     query = Query(np.array([5]), times=np.array([0]), labels={"behavior": np.array([1])})
     seconds = np.arange(3) * 1_000_000
