@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from typing import Annotated
 
@@ -12,7 +13,7 @@ from rayrec.cli.nodes import FolderOption
 from rayrec.cli.queues import LedgerOption
 from rayrec.platform.console import Answer, command
 from rayrec.platform.console import log as console
-from rayrec.platform.errors import InputError
+from rayrec.platform.errors import InputError, MachineError
 
 
 @command(queue_app, "metrics")
@@ -34,7 +35,8 @@ def metrics_command(
     try:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:
-        raise InputError(f"--host {host} --port {port}: cannot listen there ({error})") from error
+        kind = MachineError if error.errno == errno.EADDRINUSE else InputError
+        raise kind(f"--host {host} --port {port}: cannot listen there ({error})") from error
     console.print(f"metrics at http://{host}:{port}/metrics (Ctrl-C ends it)")
     try:
         threading.Event().wait()

@@ -51,7 +51,7 @@ from rayrec.jobs.trainings import Trainings
 from rayrec.jobs.watcher import Awaited, View
 from rayrec.pipelines.cluster.placement import Node
 from rayrec.platform.config import Config
-from rayrec.platform.errors import InputError
+from rayrec.platform.errors import InputError, MachineError
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ def alone(ledger: Path) -> Iterator[None]:
     """Inside the block, no other process runs the queue of this ledger.
 
     Raises:
-        InputError: one does; says which.
+        MachineError: one does; says which.
     """
     ledger = ledger.resolve()  # by whatever name it is known
     # Never deleted: another process may be about to lock the file that would be gone.
@@ -108,7 +108,7 @@ def alone(ledger: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.seek(0)
-            raise InputError(
+            raise MachineError(
                 f"{ledger}: another process runs this queue ({lock.read() or 'just started'}); let it run, "
                 "or end it first"
             ) from None

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rayrec.platform.errors import InputError, NoRoomError
+from rayrec.platform.errors import InputError, MachineError, NoRoomError
 from rayrec.platform.files import no_room, remove_unfinished, write_json, written_whole
 from rayrec.platform.tasks import RunTasks, Task
 
@@ -92,8 +92,8 @@ class WorkFolder:
             resume: go on with what interrupted work has done, if there is some.
 
         Raises:
-            InputError: one is there and is not to be resumed, had another plan, is at work, or is another
-                user's.
+            MachineError: another process is at work.
+            InputError: one is there and is not to be resumed, had another plan, or is another user's.
         """
         if spill is not None and not spill.is_dir():  # a disk that is not mounted, which would be another one
             raise InputError(f"{spill}: no such folder for the tables between the passes; create it")
@@ -106,7 +106,7 @@ class WorkFolder:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    raise InputError(
+                    raise MachineError(
                         f"{out}: another process {work.at_it} at the moment; wait for it"
                     ) from None
                 if folder._has_begun():

@@ -236,7 +236,7 @@ def test_a_port_in_use_is_refused(run):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert f"port {port} on 127.0.0.1 is in use" in refused("serve", run, "--port", port)
+        assert f"port {port} on 127.0.0.1 is in use" in refused("serve", run, "--port", port, code=1)
 
 
 @pytest.mark.parametrize("option", ["--admission", "--access"])

@@ -261,7 +261,7 @@ def test_the_list_says_who_runs_who_waits_and_why(team, path):
 
 def test_a_second_process_of_the_queue_is_refused(team, path):
     with alone(path):
-        line = refused("queue", "run", "--address", "127.0.0.1:1")
+        line = refused("queue", "run", "--address", "127.0.0.1:1", code=1)
     assert f"{path}: another process runs this queue (process " in line
 
 

@@ -16,7 +16,7 @@ from rayrec.jobs.ledger import ClusterId, Command, JobState, Ledger
 from rayrec.jobs.loop import QueueLoop, QueueRunConfig, alone
 from rayrec.jobs.queues import Cell, QueueConfig, ResourceQuota
 from rayrec.pipelines.cluster.placement import ActorGroup, Node
-from rayrec.platform.errors import InputError
+from rayrec.platform.errors import InputError, MachineError
 from tests.helpers.examples import share_of
 from tests.jobs.fake_cluster import FakeCluster, KilledError, KilledLedger, Kills
 
@@ -517,7 +517,7 @@ def test_a_ledger_of_another_cluster_is_refused(story):
 def test_a_second_process_of_the_queue_is_told_which_one_runs_it(tmp_path):
     with (
         alone(tmp_path / "jobs.db"),
-        pytest.raises(InputError, match=r"another process runs this queue \(process \d+ on "),
+        pytest.raises(MachineError, match=r"another process runs this queue \(process \d+ on "),
         alone(tmp_path / "jobs.db"),
     ):
         pass
@@ -529,7 +529,7 @@ def test_a_ledger_has_one_process_by_whatever_name_it_is_known(tmp_path):
     (tmp_path / "link.db").symlink_to(tmp_path / "jobs.db")
     with (
         alone(tmp_path / "jobs.db"),
-        pytest.raises(InputError, match="another process runs this queue"),
+        pytest.raises(MachineError, match="another process runs this queue"),
         alone(tmp_path / "link.db"),
     ):
         pass

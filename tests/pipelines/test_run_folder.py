@@ -14,7 +14,7 @@ import pytest
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.runs import run_folder
 from rayrec.pipelines.runs.run_folder import RunFolder
-from rayrec.platform.errors import InputError
+from rayrec.platform.errors import InputError, MachineError
 from rayrec.platform.files import unfinished_suffix
 
 
@@ -82,7 +82,7 @@ def test_a_folder_in_which_a_run_is_alive_is_refused_until_it_is_killed(tmp_path
             assert process.stdout.readline() == "holds it\n"
             for holds in ("run", "part", "nothing"):
                 with (
-                    pytest.raises(InputError, match=r"run: a run is alive in this folder") as raised,
+                    pytest.raises(MachineError, match=r"run: a run is alive in this folder") as raised,
                     RunFolder.locked(path, holds),
                 ):
                     pass

@@ -22,7 +22,7 @@ from rayrec.pipelines.runs.snapshots import MANIFEST, Snapshot, read_snapshot
 from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
 from rayrec.platform.devices import KINDS, why_missing
-from rayrec.platform.errors import InputError
+from rayrec.platform.errors import InputError, MachineError
 from tests.helpers.runs import change_manifest
 from tests.helpers.training_runs import (
     EPOCHS,
@@ -246,7 +246,7 @@ def test_a_run_that_is_alive_is_not_resumed_a_second_time(interrupted, data, tmp
     shutil.copytree(interrupted, run)
     no_cluster(monkeypatch)
 
-    with RunFolder.locked(run, "run"), pytest.raises(InputError, match="a run is alive in this folder"):
+    with RunFolder.locked(run, "run"), pytest.raises(MachineError, match="a run is alive in this folder"):
         train(settings(data), run, resume=True)
 
 

@@ -23,7 +23,7 @@ from rayrec.pipelines.versions.loading import LoadedVersion, load_version
 from rayrec.pipelines.versions.manifest import ModelVersion, _checksum_of
 from rayrec.pipelines.versions.publisher import Publisher
 from rayrec.pipelines.versions.store import CURRENT, VersionStore
-from rayrec.platform.errors import InputError
+from rayrec.platform.errors import InputError, MachineError
 from rayrec.platform.remote_files import RemoteFolder
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.graph import graph_of_dataset
@@ -305,7 +305,7 @@ def test_a_second_publisher_of_a_store_is_refused(run_with_rows, tmp_path):
     store = VersionStore(tmp_path)
     names = run_with_rows.snapshot_names()
     (version,) = publish(run_with_rows, store, names[:1])
-    with pytest.raises(InputError, match="published by somebody else"):
+    with pytest.raises(MachineError, match="published by somebody else"):
         store.add(version)
 
 
@@ -462,7 +462,7 @@ def test_of_two_who_publish_at_once_one_is_refused(run_with_rows, tmp_path):
     there = store._there
     store._there = Blind(there.url, there.filesystem, there.path)
     before = (tmp_path / "versions" / "000001.json").read_bytes()
-    with pytest.raises(InputError, match="published by somebody else"):
+    with pytest.raises(MachineError, match="published by somebody else"):
         store.add(version.model_copy(update={"run": "another"}))
     assert (tmp_path / "versions" / "000001.json").read_bytes() == before
     assert [path.name for path in (tmp_path / "versions").iterdir()] == ["000001.json"]

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import strategies
 
-from rayrec.platform.errors import InputError, NoRoomError
+from rayrec.platform.errors import InputError, MachineError, NoRoomError
 from rayrec.platform.tasks import run_tasks_locally
 from rayrec.platform.work_folder import WorkFolder
 from rayrec.samples.base.config import PrepareConfig
@@ -578,7 +578,7 @@ def test_two_preparations_of_one_data_set_are_refused(tmp_path):
     config = PrepareConfig(clean=True)
 
     def run_tasks(task, shared, arguments):
-        with pytest.raises(InputError, match="another process prepares this data set at the moment"):
+        with pytest.raises(MachineError, match="another process prepares this data set at the moment"):
             prepare_distributed(source, tmp_path / "data", config, resume=True, sizes=SIZES[1])
         return run_tasks_locally(task, shared, arguments)
 

@@ -180,7 +180,7 @@ def test_a_port_in_use_is_refused_before_anything_starts(run, monkeypatch):
         taken.listen()
         port = taken.getsockname()[1]
 
-        assert f"port {port} on 127.0.0.1 is in use" in refused("serve", run, "--port", port)
+        assert f"port {port} on 127.0.0.1 is in use" in refused("serve", run, "--port", port, code=1)
 
 
 def test_half_a_pair_of_files_is_refused(run, tmp_path):

@@ -11,7 +11,7 @@ from rayrec.pipelines.config.ranking import RankingConfig
 from rayrec.pipelines.inference.answers import Query
 from rayrec.pipelines.inference.ranking_stage import RankingStage
 from rayrec.pipelines.inference.recommender import Recommender
-from rayrec.platform.errors import InputError
+from rayrec.platform.errors import InputError, MachineError
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.launch.launch import serving
 from rayrec.serve.on_ray.ray_ingress import RunningServe, of_session, sticky_routing
@@ -52,7 +52,7 @@ def test_a_port_in_use_is_refused(run):
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(
-            InputError, match=f"port {port} on 127.0.0.1 is in use; choose another with --port"
+            MachineError, match=f"port {port} on 127.0.0.1 is in use; choose another with --port"
         ):
             start(run, port=port)
 

@@ -38,7 +38,7 @@ import pyarrow as pa
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.config.sections import TABLE_SEEDS
 from rayrec.platform.config import differing_keys, is_among
-from rayrec.platform.errors import InputError, looked_in
+from rayrec.platform.errors import InputError, MachineError, looked_in
 from rayrec.platform.files import (
     append_line,
     is_unfinished,
@@ -133,8 +133,8 @@ class RunFolder:
         ends. A new run's folder is made.
 
         Raises:
-            InputError: a run is alive in the folder, or the folder is none that could be locked: it holds
-                no run, or something else.
+            MachineError: a run is alive in the folder; it may be an earlier try that takes its time to end.
+            InputError: the folder is none that could be locked: it holds no run, or something else.
         """
         if holds == "run":
             cls.open(path)
@@ -151,7 +151,7 @@ class RunFolder:
         with open(path / LOCK_FILE, "a+") as lock:
             if not _take(lock):
                 lock.seek(0)
-                raise InputError(
+                raise MachineError(
                     f"{path}: a run is alive in this folder ({lock.read() or 'just started'}); "
                     "wait until it ends, or choose another folder with --run"
                 )

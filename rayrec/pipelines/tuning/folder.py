@@ -29,7 +29,7 @@ from rayrec.pipelines.tuning.config import TuningConfig
 from rayrec.pipelines.tuning.outcome import Outcome
 from rayrec.pipelines.tuning.space import SearchSpace, Settings
 from rayrec.platform.config import differing_keys, is_among, read_values
-from rayrec.platform.errors import InputError
+from rayrec.platform.errors import InputError, MachineError
 from rayrec.platform.files import append_line, is_unfinished, write_atomically, write_json
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,8 @@ class TuningFolder:
         """Inside the block, no other process searches in the folder, which is made where it is missing.
 
         Raises:
-            InputError: one does, or the folder cannot be made.
+            MachineError: one does.
+            InputError: the folder cannot be made.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -93,7 +94,7 @@ class TuningFolder:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise InputError(
+                raise MachineError(
                     f"{self.path}: another process searches in this folder; wait until it ends, or choose "
                     "another with --folder"
                 ) from error

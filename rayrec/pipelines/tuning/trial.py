@@ -26,7 +26,7 @@ from rayrec.pipelines.tuning.faults import fault_of
 from rayrec.pipelines.tuning.outcome import Outcome
 from rayrec.pipelines.tuning.pruning import Bounds, stopped_at
 from rayrec.pipelines.tuning.starts import Starts
-from rayrec.platform.errors import InputError
+from rayrec.platform.errors import InputError, MachineError
 from rayrec.platform.files import write_json
 from rayrec.platform.ray_errors import root_cause
 
@@ -119,12 +119,12 @@ def _wait_until_free(folder: Path, sleep: Callable[[float], None]) -> None:
     """Where the search was killed, a process of its cluster may train on for a moment.
 
     Raises:
-        InputError: it does not end.
+        MachineError: it does not end.
     """
     waited_s = 0.0
     while RunFolder(folder).is_alive:
         if waited_s >= ALIVE_S:
-            raise InputError(
+            raise MachineError(
                 f"{folder}: another process trains this trial; end it, or choose another folder for the "
                 "search"
             )

@@ -50,7 +50,7 @@ from pyarrow import fs
 from rayrec.embeddings.snapshot.saved_files import checksum_file
 from rayrec.pipelines.versions.manifest import Bundle, BundleFile, ModelVersion
 from rayrec.platform.config import Config
-from rayrec.platform.errors import InputError
+from rayrec.platform.errors import InputError, MachineError
 from rayrec.platform.files import is_plain_name, sync, unfinished_suffix, write_atomically
 from rayrec.platform.processes import has_ended, own_process
 from rayrec.platform.remote_files import remote_folder
@@ -64,7 +64,7 @@ MARK_LASTS_S = 3600.0
 machines may differ by as much."""
 
 
-class PublishedMeanwhileError(InputError):
+class PublishedMeanwhileError(MachineError):
     """Somebody else has published to the store, or deleted old versions, while this one was made."""
 
 

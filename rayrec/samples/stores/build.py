@@ -29,7 +29,7 @@ from pydantic import Field, model_validator
 
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.config import Config
-from rayrec.platform.errors import InputError
+from rayrec.platform.errors import InputError, MachineError
 from rayrec.platform.hashing import mix64
 from rayrec.samples.base.config import PrepareConfig, Role, TimeUnit, option
 from rayrec.samples.dataset.dataset_folder import sha256_of
@@ -251,7 +251,7 @@ def _agree_on_behaviors(store: KeyValueEvents, manifest: StoreManifest) -> None:
     """Give the store the codes that the events were read with."""
     store.take_behaviors(manifest.behaviors)
     if store.manifest.behaviors[: len(manifest.behaviors)] != manifest.behaviors:
-        raise InputError(
+        raise MachineError(
             f"{store.name}: another process added behaviors to it meanwhile; run this command again"
         )
 

@@ -9,7 +9,7 @@ import ssl
 import time
 import urllib.request
 
-from rayrec.platform.errors import InputError
+from rayrec.platform.errors import InputError, MachineError
 
 READY_TIMEOUT_S = 60.0
 """Between a model being loaded and answers at its address; usually a fraction of a second."""
@@ -22,7 +22,8 @@ def check_port(host: str, port: int, option: str = "--port") -> None:
         option: that chooses the port, for messages.
 
     Raises:
-        InputError: something listens there already, or this machine has no such address.
+        MachineError: something listens there already.
+        InputError: this machine has no such address.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -32,7 +33,7 @@ def check_port(host: str, port: int, option: str = "--port") -> None:
             probe.bind(address)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise InputError(f"port {port} on {host} is in use; choose another with {option}") from error
+            raise MachineError(f"port {port} on {host} is in use; choose another with {option}") from error
         raise InputError(
             f"cannot listen on port {port} of {host}: {error.strerror}; choose others with --host and "
             f"{option}"

@@ -89,7 +89,7 @@ def test_a_program_runs_and_a_borrower_is_stopped_for_an_owner_and_goes_on(clust
         "submit", "--queue", "team-a", "--gpus", "2", "--ledger", cluster.ledger_path, "--", "python", "x.py"
     )
     assert "could never run" in line
-    assert refused("queue", "run", "--ledger", cluster.ledger_path).startswith(
+    assert refused("queue", "run", "--ledger", cluster.ledger_path, code=1).startswith(
         f"rayrec: {cluster.ledger_path}: another process runs this queue (process "
     )
 

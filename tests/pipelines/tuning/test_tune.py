@@ -644,7 +644,7 @@ def test_of_ranking_models_the_smallest_loss_is_the_best(tmp_path):
 def test_another_process_may_not_search_in_the_folder(run_file, tmp_path):
     with (
         TuningFolder(tmp_path / "search").locked(),
-        pytest.raises(InputError, match="another process searches"),
+        pytest.raises(MachineError, match="another process searches"),
     ):
         tune(tuning(run_file), tmp_path / "search", open_trials=trials_here)
 
@@ -657,7 +657,7 @@ def test_a_trial_waits_until_nobody_trains_in_its_folder(tmp_path):
 
     with (
         RunFolder.locked(tmp_path / "000", "run"),
-        pytest.raises(InputError, match="another process trains this trial"),
+        pytest.raises(MachineError, match="another process trains this trial"),
     ):
         run_trial(spec, sleep=slept.append)
 

@@ -115,7 +115,7 @@ def test_a_port_that_is_in_use_is_said(folder, tmp_path):
         path = write(tmp_path / "models.yaml", folder)
         done = CliRunner().invoke(app, ["maas", "up", str(path), "--port", str(taken.getsockname()[1])])
 
-    assert done.exit_code == 2
+    assert done.exit_code == 1
     assert "is in use" in done.stderr
 
 
