@@ -1,13 +1,22 @@
 """Settings in JSON and arrays in safetensors, two files that know whether they belong together.
 
-Their version is a checksum of both, kept in the JSON file, which is written last: of an interrupted pair of
-writes, or of files that were changed, the checksum does not fit. Nothing in them is code.
+Their version is a checksum of both, kept in the JSON file: of files that were changed, it does not fit.
+Nothing in them is code.
+
+A pair takes the place of another one at once, when its JSON file does: until then the new arrays lie beside
+the old ones, with the version in their name, and afterwards they are moved over them.
+
+    pair.json                  with its version
+    pair-VERSION.safetensors   arrays of this version, unless they were moved already
+    pair.safetensors           otherwise those
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +29,7 @@ from rayrec.platform.errors import InputError
 from rayrec.platform.files import write_atomically
 from rayrec.platform.mapped_tensors import mapped_tensors
 
+_VERSION = "[0-9a-f]{16}"
 _MAPPED_BYTES = 32 << 20
 """Larger files are mapped: the processes of a node share the memory."""
 
@@ -47,15 +57,18 @@ class SavedPair:
     def write(
         self, folder: str | Path, version: str, settings: Mapping[str, Any], arrays: dict[str, NDArray[Any]]
     ) -> None:
-        """Write both files, each whole or not at all, the manifest last."""
+        """Put a pair in the place of the one that may be there; one writer at a time."""
         from safetensors.numpy import save
 
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         manifest = {"format_version": self.written_format, "version": version, **settings}
         contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-        write_atomically(folder / self.tensors, save(contiguous))
+        beside = self._beside(folder, version)
+        write_atomically(beside, save(contiguous))
         write_atomically(folder / self.manifest, (json.dumps(manifest, indent=2) + "\n").encode())
+        os.replace(beside, folder / self.tensors)
+        self._remove_beside(folder)
 
     def read(self, folder: str | Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """The manifest and the arrays; whether they fit together is `check_version`'s to say.
@@ -63,13 +76,25 @@ class SavedPair:
         Raises:
             InputError: a file is missing, cannot be read or is of another format; names the file.
         """
-        from safetensors import SafetensorError
-        from safetensors.numpy import load
+        content = self._bytes_of(Path(folder) / self.manifest)
+        while True:
+            failure: InputError | None = None
+            try:
+                manifest = self._manifest_of(Path(folder) / self.manifest, content)
+                arrays = self._arrays_of(Path(folder), manifest.get("version"))
+            except InputError as error:
+                failure = error
+            # One that is replaced meanwhile is read again: the arrays may be those of the next.
+            held, content = content, self._bytes_of(Path(folder) / self.manifest)
+            if content != held:
+                continue
+            if failure is not None:
+                raise failure
+            return manifest, arrays
 
-        manifest_path, tensors_path = Path(folder) / self.manifest, Path(folder) / self.tensors
-        manifest_bytes = self._bytes_of(manifest_path)
+    def _manifest_of(self, manifest_path: Path, manifest_bytes: bytes) -> dict[str, Any]:
         try:
-            manifest = json.loads(manifest_bytes)
+            manifest: dict[str, Any] = json.loads(manifest_bytes)
             format_version = manifest["format_version"]
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"{manifest_path}: not the manifest of a {self.what}; make it again") from error
@@ -79,12 +104,30 @@ class SavedPair:
                 f"{manifest_path}: written in format {format_version}, this program reads format {readable}; "
                 "make it again, or use the version of RayRec it was made with"
             )
+        return manifest
+
+    def _arrays_of(self, folder: Path, version: object) -> dict[str, NDArray[Any]]:
+        if isinstance(version, str) and re.fullmatch(_VERSION, version):
+            try:
+                return self._arrays_in(self._beside(folder, version))
+            except FileNotFoundError:  # moved to their place
+                pass
+        path = folder / self.tensors
         try:
-            if self._size_of(tensors_path) >= _MAPPED_BYTES:
-                return manifest, mapped_tensors(tensors_path)[1]
-            return manifest, load(self._bytes_of(tensors_path))
-        except SafetensorError as error:
-            raise InputError(f"{tensors_path}: damaged ({error}); make the {self.what} again") from error
+            return self._arrays_in(path)
+        except OSError as error:
+            raise self._unreadable(path, error) from error
+
+    def _arrays_in(self, path: Path) -> dict[str, NDArray[Any]]:
+        from safetensors import SafetensorError
+        from safetensors.numpy import load
+
+        try:
+            if path.stat().st_size >= _MAPPED_BYTES:
+                return mapped_tensors(path)[1]
+            return load(path.read_bytes())
+        except (SafetensorError, ValueError) as error:  # a mapped one may be replaced between two looks
+            raise InputError(f"{path}: damaged ({error}); make the {self.what} again") from error
 
     def check_version(self, folder: str | Path, saved: str, found: str) -> None:
         """Refuse a saved file that is not what was saved.
@@ -103,12 +146,18 @@ class SavedPair:
         """Remove what an earlier write left, the manifest first."""
         for name in (self.manifest, self.tensors):
             (Path(folder) / name).unlink(missing_ok=True)
+        self._remove_beside(Path(folder))
 
-    def _size_of(self, path: Path) -> int:
-        try:
-            return path.stat().st_size
-        except OSError as error:
-            raise self._unreadable(path, error) from error
+    def _beside(self, folder: Path, version: str) -> Path:
+        tensors = folder / self.tensors
+        return tensors.with_name(f"{tensors.stem}-{version}{tensors.suffix}")
+
+    def _remove_beside(self, folder: Path) -> None:
+        """Delete arrays that killed writers have left."""
+        stem, suffix = os.path.splitext(self.tensors)
+        for path in folder.glob(f"{stem}-*{suffix}"):
+            if re.fullmatch(f"{re.escape(stem)}-{_VERSION}{re.escape(suffix)}", path.name):
+                path.unlink(missing_ok=True)
 
     def _bytes_of(self, path: Path) -> bytes:
         try:

@@ -123,7 +123,7 @@ class ItemTokenizer:
         return checksum(self._settings(), self._arrays())
 
     def save(self, folder: str | Path) -> None:
-        """Write `tokenizer.json` and `tokenizer.safetensors`, each whole or not at all."""
+        """Write `tokenizer.json` and `tokenizer.safetensors`, both or neither."""
         FILES.write(folder, self.version, self._settings(), self._arrays())
 
     @classmethod

@@ -165,7 +165,7 @@ class SemanticIdRegistry:
         }
 
     def save(self, folder: str | Path) -> None:
-        """Write `registry.json` and `codes.safetensors`, each whole or not at all, the manifest last."""
+        """Write `registry.json` and `codes.safetensors`, both or neither."""
         FILES.write(folder, self.version, self._settings(), self._arrays())
 
     @classmethod

@@ -116,7 +116,7 @@ def test_a_changed_code_is_noticed(tmp_path):
         SemanticIdRegistry.load(tmp_path)
 
 
-def test_an_interrupted_pair_of_writes_is_noticed(tmp_path):
+def test_files_of_two_registries_are_noticed(tmp_path):
     old, new = small_registry(), small_registry(item_ids_I=np.array([1, 2, 3, 4]))
     old.save(tmp_path)
     old_manifest = (tmp_path / "registry.json").read_bytes()
