@@ -127,19 +127,41 @@ def test_a_file_with_another_schema_is_named_with_column_and_types(tmp_path, cha
 
 
 def test_two_columns_of_one_name_are_refused_where_they_are_read(tmp_path):
-    """The run ended with a KeyError that said there was no such column."""
+    """The run ended with a KeyError that said there was no such column; and a second file of the kind was
+    refused where nobody read the column."""
+    table = pa.Table.from_arrays([pa.array([[1], [2]])] * 3, names=["a", "a", "b"])
+    settings = ReadSettings(Batching(batch_size=4))
+    twice = "column 'a' is there twice in a, a, b; rename one"
+    for number, name in enumerate(("x.parquet", "y.parquet"), start=1):
+        pq.write_table(table, tmp_path / name)
+        for open_plan in (ReadPlan.over, FollowedPlan):
+            with pytest.raises(InputError, match=twice):
+                open_plan(tmp_path, settings)
+            with pytest.raises(InputError, match=twice):
+                open_plan(tmp_path, settings, columns=["b"], filters=[["a", "==", 1]])
+            by_tokens = ReadSettings(Batching(batch_tokens=9, length_of="a"))
+            with pytest.raises(InputError, match=twice):
+                open_plan(tmp_path, by_tokens, columns=["b"])
+        plan = ReadPlan.over(tmp_path, settings, columns=["b"])
+        followed = FollowedPlan(tmp_path, settings, columns=["b"])
+        followed.refresh()
+        for each in (plan, followed):
+            rows = SampleReader(each.spec).read_batch(each.batch(0)).rows
+            assert sorted(rows["b"].to_pylist()) == [[1]] * number + [[2]] * number
+
+
+def test_two_columns_of_one_name_are_no_one_column(tmp_path):
     table = pa.Table.from_arrays([pa.array([1, 2])] * 3, names=["a", "a", "b"])
-    pq.write_table(table, tmp_path / "x.parquet")
     settings = ReadSettings(Batching(batch_size=2))
-    for open_plan in (ReadPlan.over, FollowedPlan):
-        with pytest.raises(InputError, match="column 'a' is there twice in a, a, b; rename one"):
-            open_plan(tmp_path, settings)
-        open_plan(tmp_path, settings, columns=["b"])
+    pq.write_table(table, tmp_path / "x.parquet")
     pq.write_table(table.select([0, 2]), tmp_path / "w.parquet")
     with pytest.raises(InputError, match=r"x\.parquet: column 'a' is there twice in a, a, b; rename"):
         ReadPlan.over(tmp_path, settings)
     with pytest.raises(InputError, match=r"x\.parquet: column 'a' is there twice in a, a"):
         FollowedPlan(tmp_path, settings).refresh()
+    pq.write_table(table, tmp_path / "v.parquet")
+    with pytest.raises(InputError, match=r"v\.parquet: column 'a' is there twice in a, a, b; rename"):
+        ReadPlan.over(tmp_path, settings, columns=["b"])
 
 
 def test_what_depends_on_the_writer_is_no_other_schema(tmp_path):

@@ -20,7 +20,7 @@ import pyarrow.types as pt
 from pyarrow import compute as pc
 
 from rayrec.platform.errors import InputError
-from rayrec.samples.reading.sources import found_columns, is_of_folder
+from rayrec.samples.reading.sources import columns_of, found_columns, is_of_folder
 
 _ISO_DATE = re.compile(r"\d{4}-\d{2}(-\d{2})?")
 
@@ -73,7 +73,8 @@ def filter_expression(filters: Filters, schema: pa.Schema, source: str) -> pc.Ex
         source: where the rows are; messages begin with it.
 
     Raises:
-        InputError: there is no such column, or its type does not go with operator or value.
+        InputError: there is no such column, or two of one name, or its type does not go with operator or
+            value.
     """
     return reduce(
         or_,
@@ -88,8 +89,9 @@ def _bound(condition: Condition, schema: pa.Schema, source: str) -> pc.Expressio
             f"{source}: a filter asks for column {column!r}, which is not there; "
             f"{found_columns(schema, column)}"
         )
-    kind = schema.field(column).type
-    if is_of_folder(schema.field(column)) and not _compares_texts(operator, value):
+    field = columns_of(schema, [column], source).field(0)
+    kind = field.type
+    if is_of_folder(field) and not _compares_texts(operator, value):
         raise InputError(
             f"{source}: the filter {column} {operator} {value!r} is of a key of folders, which is a text: "
             "'10' would come before '2'; name the values with 'in' and texts, or write the column into the "
@@ -97,7 +99,7 @@ def _bound(condition: Condition, schema: pa.Schema, source: str) -> pc.Expressio
         )
     try:
         expression = _condition(pc.field(column), operator, value, kind)
-        ds.dataset(schema.empty_table()).to_table(filter=expression)  # binds it to the types
+        ds.dataset(pa.schema([field]).empty_table()).to_table(filter=expression)  # binds it to the types
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise InputError(
             f"{source}: the filter {column} {operator} {value!r} cannot be applied to a column of type "

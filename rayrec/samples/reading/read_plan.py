@@ -154,7 +154,8 @@ class Batching:
             return
         if self.length_of is None:
             raise InputError("batch_tokens needs length_of, the column whose lists are counted")
-        found = schema.field(self.length_of).type if self.length_of in schema.names else None
+        is_there = self.length_of in schema.names
+        found = columns_of(schema, [self.length_of], source).field(0).type if is_there else None
         if found is None or not (pa.types.is_list(found) or pa.types.is_large_list(found)):
             raise InputError(
                 f"{source}: length_of must name a column of lists, {self.length_of!r} is "

@@ -274,28 +274,32 @@ def plain_type(found: pa.DataType) -> pa.DataType:
 def check_same_columns(
     folder: RemoteFolder, name: str, found: pa.Schema, first_name: str, first: pa.Schema
 ) -> None:
-    """Check that a file has the columns of the first one.
+    """Check that a file has the columns of the first one, also those that nobody reads or could read.
 
     Raises:
         InputError: names the file, the column and both types. The order of columns may differ.
     """
     here, rule = folder.shown(name), "all files of a data set must have one schema"
-    for where, schema in ((folder.shown(first_name), first), (here, found)):
-        if twice := [column for column in schema.names if schema.names.count(column) > 1]:
-            raise _there_twice(where, twice[0], schema)
-    for column in first.names:
-        expected = first.field(column).type
-        if column not in found.names:
+    for column in dict.fromkeys(first.names):
+        expected, given = _types_of(first, column), _types_of(found, column)
+        if not given:
             raise InputError(
-                f"{here}: no column {column!r}, which {first_name} has ({expected}); "
+                f"{here}: no column {column!r}, which {first_name} has ({expected[0]}); "
                 f"found {', '.join(found.names)}; {rule}"
             )
-        if (given := found.field(column).type) != expected:
-            raise InputError(
-                f"{here}: column {column!r} is {given}, in {first_name} it is {expected}; {rule}"
-            )
-    for column in found.names:
-        if column not in first.names:
-            raise InputError(
-                f"{here}: column {column!r} ({found.field(column).type}) is not in {first_name}; {rule}"
-            )
+        if len(given) != len(expected):
+            where, schema = (here, found) if len(given) > len(expected) else (folder.shown(first_name), first)
+            raise _there_twice(where, column, schema)
+        for here_is, there_is in zip(given, expected, strict=True):
+            if here_is != there_is:
+                raise InputError(
+                    f"{here}: column {column!r} is {here_is}, in {first_name} it is {there_is}; {rule}"
+                )
+    for field in found:
+        if field.name not in first.names:
+            raise InputError(f"{here}: column {field.name!r} ({field.type}) is not in {first_name}; {rule}")
+
+
+def _types_of(schema: pa.Schema, column: str) -> list[pa.DataType]:
+    """Of all columns of a name."""
+    return [schema.field(number).type for number in schema.get_all_field_indices(column)]
