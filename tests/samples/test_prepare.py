@@ -283,6 +283,40 @@ def test_dates_of_a_table_are_cut_to_the_microsecond(tmp_path):
         parse_times(before, None)
 
 
+@pytest.mark.parametrize(
+    ("column", "unit"),
+    [
+        (pa.array(["1970-01-02T00:00:05.0000007", "1970-01-02T00:00:05.0000030"]), None),
+        (pa.array(["86405.0000007", "86405.000003"]), "s"),
+        (pa.array([86405.0000007, 86405.000003]), "s"),
+        (pa.array([86_405_000.0007, 86_405_000.003]), "ms"),
+        (pa.array([86_405_000_000.7, 86_405_000_003.0]), "us"),
+        (pa.array([86_405_000_000_700, 86_405_000_003_000], pa.float64()), "ns"),
+        (pa.array([86_405_000_000_700, 86_405_000_003_000]), "ns"),
+        (pa.array([86_405_000_000_700, 86_405_000_003_000], pa.timestamp("ns")), None),
+    ],
+)
+def test_whatever_times_are_written_as_they_are_cut_to_the_microsecond(column, unit):
+    """Floats were rounded, and the others cut."""
+    raw = RawTable(pa.table({"timestamp": column}), "log.parquet", str)
+    assert parse_times(raw, unit).tolist() == [86_405_000_000, 86_405_000_003]
+
+
+@pytest.mark.parametrize(("kind", "stop"), [(pa.float64(), 5000), (pa.float32(), 80)])
+def test_a_float_that_stands_for_a_microsecond_is_that_one(kind, stop):
+    """Most decimals have no float of their own: that of 0.7 lies below it, or above."""
+    decimals = [number / 10 for number in range(stop)]
+    raw = RawTable(pa.table({"timestamp": pa.array(decimals, kind)}), "log.parquet", str)
+    assert parse_times(raw, "s").tolist() == [number * 100_000 for number in range(stop)]
+    if kind == pa.float64():
+        now = np.arange(1_700_000_000_123_000, 1_700_000_000_124_000)
+        raw = RawTable(pa.table({"timestamp": now / 1e6}), "log.parquet", str)
+        assert parse_times(raw, "s").tolist() == now.tolist()
+        whole = np.array([9_007_199_255.0, 20_000_000_001.0, 99_999_999_999.0])
+        raw = RawTable(pa.table({"timestamp": whole}), "log.parquet", str)
+        assert parse_times(raw, "s").tolist() == [int(each) * 1_000_000 for each in whole]
+
+
 def test_training_files_hold_full_row_groups_in_order_of_a_hash(tmp_path):
     dataset = small_dataset(tmp_path)
     metadata = [pq.read_metadata(dataset.root / name) for name in dataset.train_files]

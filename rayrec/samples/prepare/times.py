@@ -65,7 +65,8 @@ class Times:
 def parse_times(raw: RawTable, unit: TimeUnit | None, time_format: str | None = None) -> Int64Array:
     """[R] microseconds since 1970 of a column of numbers, dates, or texts of either.
 
-    Dates without an offset are in UTC; what lies below the microsecond is cut off.
+    Dates without an offset are in UTC; what lies below the microsecond is cut off. A float stands for the
+    microsecond that it is the float of, if there is one.
 
     Args:
         unit: of numbers; None: seconds, unless they look like something else.
@@ -137,6 +138,7 @@ def times_of(
         seen.add_numbers(times_R[~none_R])
     elif pa.types.is_floating(kind):
         seen.add_floats(column)
+        float_type = column.type.to_pandas_dtype()
         times_R = column.cast(pa.float64()).fill_null(0).to_numpy()
         seen.add_numbers(times_R[~none_R])
         infinite_R = ~np.isfinite(times_R)
@@ -159,12 +161,32 @@ def times_of(
         )
     )
     times_R = np.where(late_R, 0, times_R)
-    if times_R.dtype.kind == "f":
-        times_R = np.rint(times_R * (1_000_000 / _PER_SECOND[unit])).astype(np.int64)
+    if unit == "ns":
+        times_R = (times_R // 1000).astype(np.int64)
+    elif times_R.dtype.kind == "f":
+        times_R = _cut(times_R, 1_000_000 // _PER_SECOND[unit], float_type)
     else:
-        times_R = times_R.astype(np.int64)
-        times_R = times_R // 1000 if unit == "ns" else times_R * (1_000_000 // _PER_SECOND[unit])
+        times_R = times_R.astype(np.int64) * (1_000_000 // _PER_SECOND[unit])
     return Times(times_R, wrong, seen)
+
+
+def _cut(times_R: np.ndarray, factor: int, float_type: type[np.floating]) -> Int64Array:
+    """[R] whole microseconds of times in float64, of which a unit has `factor`.
+
+    Args:
+        float_type: in which the times were given.
+    """
+    whole_R = np.floor(times_R * factor)
+
+    def of_whole(micros_R: np.ndarray) -> np.ndarray:
+        """The floats that stand for microseconds."""
+        given: np.ndarray = (micros_R / factor).astype(float_type).astype(np.float64)
+        return given
+
+    # 0.000003 s times a million is a little less than 3; other products are rounded up to a whole number.
+    whole_R += (of_whole(whole_R) < times_R) & (of_whole(whole_R + 1) <= times_R)
+    whole_R -= of_whole(whole_R) > times_R
+    return whole_R.astype(np.int64)
 
 
 def _formatted(column: pa.ChunkedArray, time_format: str) -> pa.ChunkedArray:
