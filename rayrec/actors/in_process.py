@@ -107,6 +107,14 @@ class _HasWaiters(Protocol):
         """Let them go with an error."""
 
 
+@runtime_checkable
+class _HasThreads(Protocol):
+    """An actor whose threads do not end with a process of its own."""
+
+    def close(self) -> None:
+        """End them."""
+
+
 class InProcessHost:
     """Starts actors in this process; `close` ends their threads."""
 
@@ -119,6 +127,7 @@ class InProcessHost:
         self._meetings = {stage: Meeting(members) for stage, members in (threads_of or {}).items()}
         self._threads: list[ThreadPoolExecutor] = []
         self._with_waiters: list[_HasWaiters] = []
+        self._with_threads: list[_HasThreads] = []
         self.has_failed = False
         """Whether an actor with a thread has failed: others may wait for it, in a meeting or in a server."""
 
@@ -138,6 +147,8 @@ class InProcessHost:
         instance = cls(role, *arguments)
         if isinstance(instance, _HasWaiters):
             self._with_waiters.append(instance)
+        if isinstance(instance, _HasThreads):
+            self._with_threads.append(instance)
         return InProcessActor(instance, self, thread)
 
     def fail(self, error: BaseException) -> None:
@@ -159,6 +170,8 @@ class InProcessHost:
         self.fail(ReleasedError("the run has ended"))
         for thread in self._threads:
             thread.shutdown()
+        for actor in self._with_threads:
+            actor.close()
 
 
 _LET_GO = (threading.BrokenBarrierError, ReleasedError)

@@ -26,6 +26,9 @@ class SampleReaderActor(StageActor[StageClock]):
         self._metrics.after_batch(self._clock.times())
         return rows
 
+    def close(self) -> None:
+        self._reader.close()
+
     def stats(self) -> StageTimes:
         times = self._clock.times()
         self._metrics.publish(times)

@@ -27,6 +27,7 @@ from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.lookup.lookups import LookupMode, LookupStats, TrainerLink
 from rayrec.embeddings.lookup.modes import LookupSettings, caches_on, make_lookups
+from rayrec.embeddings.lookup.threaded_lookups import ThreadedLookups
 from rayrec.embeddings.transport.client import ShardClient
 from rayrec.models.base.compute import PLAIN, ComputeSettings
 from rayrec.models.program.program import (
@@ -197,6 +198,11 @@ class Trainer(StageActor[StageClock]):
         `join` and `load` have to follow.
         """
         self._group.leave()
+
+    def close(self) -> None:
+        """End the thread of the lookups, when nobody waits for an answer any more."""
+        if isinstance(self._lookups, ThreadedLookups):
+            self._lookups.close()
 
     def open_group(self) -> Address:
         """Where the trainers can meet; asked of the first one."""

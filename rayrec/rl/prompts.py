@@ -147,6 +147,16 @@ class PromptStream:
         assert prompts.samples.targets_B is not None, "both ways of making prompts set them"
         return replace(prompts, targets_U=self._dataset.item_positions(prompts.samples.targets_B))
 
+    def close(self) -> None:
+        """Read nothing any more; no thread stays."""
+        self._reader.close()
+
+    def __enter__(self) -> PromptStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def position(self, read: int) -> ReadPosition:
         """Return the position in the files before a read."""
         return self.plan.position(read)

@@ -109,7 +109,7 @@ def train_policy(
             "init_from: candidates are drawn, and learned, by the probabilities of their codes alone; "
             "recommendations are ranked by a softmax over items as well"
         )
-    with RunFolder.locked(path, "run" if resume else "nothing"):
+    with prompts, RunFolder.locked(path, "run" if resume else "nothing"):
         opened = RlRunFolder.resume if resume else RlRunFolder.create
         folder = opened(path, config, supervised, policy)
         cpus = config.placement.cpus * _num_processes(config)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,21 @@ def test_a_run_in_process_has_the_bits_of_its_parts_called_one_by_one(dataset, t
     train(config, tmp_path / "run", cluster=in_process)
 
     assert_same_bits(tmp_path / "run", trained(config, tmp_path / "by-hand"))
+
+
+def test_a_run_leaves_no_threads(dataset, tmp_path):
+    """They ended when the garbage collector came."""
+    before = set(threading.enumerate())
+    gc.disable()
+    try:
+        train(settings(dataset), tmp_path / "run", cluster=in_process)
+    finally:
+        gc.enable()
+
+    threads = set(threading.enumerate()) - before
+    for thread in threads:
+        thread.join(60)  # one that is decoding ends that first
+    assert [thread.name for thread in threads if thread.is_alive()] == []
 
 
 @pytest.mark.slow

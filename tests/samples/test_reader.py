@@ -1,4 +1,5 @@
 import shutil
+import threading
 
 import numpy as np
 import pyarrow as pa
@@ -213,3 +214,16 @@ def test_an_empty_training_set_is_refused(dataset, tmp_path):
 def test_a_batch_size_of_nothing_is_refused(dataset):
     with pytest.raises(InputError, match="batch_size must be at least 1"):
         ReadPlan.of(dataset, batch_size=0)
+
+
+def test_a_reader_that_is_closed_has_no_threads_any_more(dataset):
+    plan, before = ReadPlan.of(dataset, batch_size=16, seed=5), set(threading.enumerate())
+    with SampleReader(plan.spec) as reader:
+        read(reader, plan, 0)
+        threads = set(threading.enumerate()) - before
+        assert threads
+
+    for thread in threads:
+        thread.join(60)  # they end their work first
+    assert not any(thread.is_alive() for thread in threads)
+    assert reader is not None, "it is not the end of the reader that ends them"

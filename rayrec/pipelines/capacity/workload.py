@@ -366,12 +366,13 @@ def workload_of(assembly: Assembly, num_batches: int = DEFAULT_BATCHES) -> Workl
 
 def _batches(assembly: Assembly, num_batches: int) -> list[Sequence[Any]]:
     """Shares of the first batches, one per trainer."""
-    reader, found = SampleReader(assembly.plan.spec), []
-    for step in range(num_batches):
-        batch = assembly.plan.batch(step)
-        if batch is None:
-            break
-        found.append(assembly.features.training(step, reader.read_batch(batch)))
+    found = []
+    with SampleReader(assembly.plan.spec) as reader:
+        for step in range(num_batches):
+            batch = assembly.plan.batch(step)
+            if batch is None:
+                break
+            found.append(assembly.features.training(step, reader.read_batch(batch)))
     return found
 
 

@@ -263,7 +263,8 @@ def rows_of_step(assembly: Assembly, step: int) -> str:
         batch = assembly.plan.batch(step)
         assert batch is not None, "it has been trained on"
         spec = replace(assembly.plan.spec, preparation=None)  # where they lie, not what is made of them
-        cursor = SampleReader(spec).read_batch(batch).cursor
+        with SampleReader(spec) as reader:
+            cursor = reader.read_batch(batch).cursor
     except InputError as error:
         return f"not to be had any more ({error})"
     shown = [f"{part.file} {part.start} to {part.stop - 1}" for part in cursor[:SHOWN_INTERVALS]]

@@ -160,7 +160,7 @@ class WindowDecoder:
         return self._shuffling.submit(self._shuffled, window)
 
     def close(self) -> None:
-        """Begin no further window."""
+        """Begin no further window; the threads end with what they are at."""
         self._shuffling.shutdown(wait=False, cancel_futures=True)
         if self._decoding is not None:
             self._decoding.shutdown(wait=False, cancel_futures=True)
@@ -196,7 +196,7 @@ class WindowDecoder:
 
 
 class SampleReader:
-    """ReadPart -> RowBatch; neighboring parts share a decoded window."""
+    """ReadPart -> RowBatch; neighboring parts share a decoded window. To be closed: it has threads."""
 
     def __init__(self, spec: ReadSpec, threads: int = DECODE_THREADS, cached_windows: int = 2) -> None:
         """
@@ -233,6 +233,17 @@ class SampleReader:
     def read_batch(self, batch: BatchPlan) -> RowBatch:
         """All rows of a step."""
         return RowBatch.concatenate([self.read(part) for part in batch.parts])
+
+    def close(self) -> None:
+        """Read nothing any more, and let go of the windows; no thread stays."""
+        self._windows.close()
+        self._held.clear()
+
+    def __enter__(self) -> SampleReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _begin(self, window: Window) -> Future[ShuffledWindow]:
         key = _key(window)
