@@ -13,14 +13,17 @@
     rayrec_quarantine_alarms_last_hour                    nodes that the breaker has kept in use
     rayrec_health_age_seconds                             since the last health check
     rayrec_health_nodes                 verdict           ok, suspect, bad, unknown
+    rayrec_cluster_file_unreadable      file              1 where the ledger or the quarantine cannot be read
 
 All of it is read from the ledger and the cluster's folder whenever Prometheus asks, so it is there while
 Ray's head is down, or the queue's process, which is when somebody has to be told. What there is no file of
-has no metric. Trainings, services and the health check publish theirs through Ray.
+has no metric, and a file that is damaged hides no other. Trainings, services and the health check publish
+theirs through Ray.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -34,6 +37,8 @@ from rayrec.jobs.overview import queue_list
 from rayrec.pipelines.cluster.quarantine import Quarantine
 from rayrec.pipelines.health.node_health import read_health
 from rayrec.platform.health.findings import AS_NUMBER
+
+logger = logging.getLogger(__name__)
 
 HOUR_S = 3600.0
 
@@ -55,14 +60,28 @@ class ClusterMetrics(Collector):
         return []
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
+        unreadable = _labeled("cluster_file_unreadable", "1 where it cannot be read", "file")
+        parts = {"quarantine": self._of_quarantine}
         if self._ledger.is_file():
-            # Every scrape comes on a thread of its own, which a connection of SQLite does not cross.
-            ledger = Ledger(self._ledger)
+            parts["ledger"] = self._of_ledger
+        for file, part in parts.items():
             try:
-                yield from self._of_queues(ledger)
-            finally:
-                ledger.close()
-        yield from self._of_nodes()
+                yield from list(part())  # all of it or nothing
+            except Exception as error:  # of whatever kind: the other files are shown, too
+                logger.warning("the %s is not shown: %s", file, error)
+                unreadable.add_metric([file], 1)
+            else:
+                unreadable.add_metric([file], 0)
+        yield from self._of_health()
+        yield unreadable
+
+    def _of_ledger(self) -> Iterator[GaugeMetricFamily]:
+        # Every scrape comes on a thread of its own, which a connection of SQLite does not cross.
+        ledger = Ledger(self._ledger)
+        try:
+            yield from self._of_queues(ledger)
+        finally:
+            ledger.close()
 
     def _of_queues(self, ledger: Ledger) -> Iterator[GaugeMetricFamily]:
         now, seen = self._clock(), ledger.seen_at()
@@ -88,13 +107,15 @@ class ClusterMetrics(Collector):
         yield from (quota, used, running, waiting, oldest, states)
         yield _gauge("queue_cells_lacking", "Guarantees for which no node is left", len(ledger.lacking()))
 
-    def _of_nodes(self) -> Iterator[GaugeMetricFamily]:
+    def _of_quarantine(self) -> Iterator[GaugeMetricFamily]:
         now, quarantine = self._clock(), Quarantine(self._folder)
         nodes = {session.node_id for session in quarantine.sessions()}
         yield _gauge("quarantined_nodes", "Nodes that new actors do not go to", len(nodes))
         held = {alarm.node_name for alarm in quarantine.alarms() if now - alarm.at < HOUR_S}
         yield _gauge("quarantine_alarms_last_hour", "Nodes that the breaker has kept in use", len(held))
-        health = read_health(self._folder)
+
+    def _of_health(self) -> Iterator[GaugeMetricFamily]:
+        now, health = self._clock(), read_health(self._folder)
         if health is None:
             return
         yield _gauge("health_age_seconds", "Since the last health check", now - health["time"])

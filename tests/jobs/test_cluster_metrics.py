@@ -2,6 +2,7 @@
 
 import json
 import re
+import sqlite3
 from types import SimpleNamespace
 
 import promql_parser
@@ -113,8 +114,48 @@ def test_where_there_are_no_files_there_is_nothing_to_tell(tmp_path):
     assert shown(tmp_path) == {
         ("rayrec_quarantined_nodes",): 0,
         ("rayrec_quarantine_alarms_last_hour",): 0,
+        ("rayrec_cluster_file_unreadable", "quarantine"): 0,
     }
     assert not (tmp_path / "jobs.db").exists()
+
+
+def damage_a_row(cluster):
+    """The file is a ledger, and what it says of its queues is none."""
+    ledger = sqlite3.connect(cluster / "jobs.db")
+    ledger.execute("UPDATE queues SET settings = '{'")
+    ledger.commit()
+    ledger.close()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda cluster: (cluster / "jobs.db").write_bytes(b"SQLite format 3 no longer" * 100),
+        damage_a_row,
+    ],
+)
+def test_a_damaged_ledger_is_told_and_the_nodes_are_still_shown(cluster, damage, caplog):
+    damage(cluster)
+
+    found = shown(cluster)
+
+    assert found["rayrec_cluster_file_unreadable", "ledger"] == 1
+    assert not [name for name, *_ in found if "queue" in name or name == "rayrec_jobs"]
+    assert found["rayrec_quarantined_nodes",] == 1
+    assert found["rayrec_health_age_seconds",] == 30
+    (line,) = caplog.messages
+    assert line.startswith("the ledger is not shown: ")
+
+
+def test_a_damaged_quarantine_is_told_and_the_queues_are_still_shown(cluster):
+    Quarantine(cluster).path.write_text("{")
+
+    found = shown(cluster)
+
+    assert found["rayrec_cluster_file_unreadable", "quarantine"] == 1
+    assert found["rayrec_cluster_file_unreadable", "ledger"] == 0
+    assert found["rayrec_queue_waiting_jobs", "team-a"] == 2
+    assert found["rayrec_health_nodes", "bad"] == 1
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +213,15 @@ def test_every_alert_says_whom_to_wake_and_has_a_section_in_the_runbook():
         ("RayRecQueueSilent", {"rayrec_queue_seen_age_seconds": "5x10 70+60x10"}, "14m", [{}]),
         ("RayRecClusterMetricsMissing", {"up": "1x20"}, "8m", [{}]),
         ("RayRecClusterMetricsMissing", {"rayrec_quarantined_nodes": "0x20"}, "8m", []),
+        (
+            "RayRecClusterFileUnreadable",
+            {
+                'rayrec_cluster_file_unreadable{file="ledger"}': "1x20",
+                'rayrec_cluster_file_unreadable{file="quarantine"}': "0x20",
+            },
+            "8m",
+            [{"file": "ledger"}],
+        ),
         (
             "RayRecGuaranteeUnused",
             {
