@@ -114,3 +114,65 @@ def test_a_tracker_that_fails_does_not_end_the_run(folder, monkeypatch, caplog):
 
     assert calls == [1]
     assert "wandb takes no figures of this run any more: no network" in caplog.text
+
+
+def test_a_tracker_that_fails_is_closed_with_the_others(folder, monkeypatch):
+    """At the end of the run: it may wait for a network that is down."""
+    calls: list[str] = []
+
+    def fails(figures: Any, step: int) -> None:
+        raise ConnectionError("no network")
+
+    def finish() -> None:
+        calls.append("finish")
+        raise ConnectionError("no network")
+
+    stand_in(monkeypatch, "wandb", init=lambda **_: SimpleNamespace(log=fails, finish=finish))
+    found = Trackers(folder, config("wandb"))
+    found.log(1, {"loss": 1.0})
+    assert calls == []
+
+    found.close()
+    found.close()
+
+    assert calls == ["finish"]
+
+
+def test_what_was_opened_is_closed_where_opening_the_next_one_is_interrupted(folder, monkeypatch):
+    calls: list[str] = []
+
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    stand_in(monkeypatch, "wandb", init=lambda **_: SimpleNamespace(finish=lambda: calls.append("finish")))
+    stand_in(monkeypatch, "mlflow", set_experiment=interrupted)
+
+    with pytest.raises(KeyboardInterrupt):
+        Trackers(folder, config("wandb", "mlflow"))
+
+    assert calls == ["finish"]
+
+
+def test_a_run_of_mlflow_that_takes_no_settings_is_ended(folder, monkeypatch, caplog):
+    """The next one of this process was refused, as one was active."""
+    calls: list[str] = []
+
+    def refused(values: Any, file: str) -> None:
+        raise ConnectionError("no store of artifacts")
+
+    stand_in(
+        monkeypatch,
+        "mlflow",
+        set_experiment=lambda name: None,
+        start_run=lambda run_id, run_name: SimpleNamespace(info=SimpleNamespace(run_id="theirs")),
+        log_dict=refused,
+        end_run=lambda: calls.append("ended"),
+    )
+
+    found = Trackers(folder, config("mlflow"))
+
+    assert calls == ["ended"]
+    assert "mlflow takes no figures of this run any more: no store of artifacts" in caplog.text
+    found.log(1, {"loss": 1.0})
+    found.close()
+    assert calls == ["ended"]

@@ -94,9 +94,6 @@ class Attempt:
         self._trainer_metrics = [
             RayMetrics({"run": folder.name, "member": str(member)}) for member in range(len(stages.trainers))
         ]
-        self._trackers = Trackers(
-            folder, self._config, 0 if snapshot is None else snapshot.committed_step + 1
-        )
         self._valid: dict[str, float] = {}
         """Figures of the last validation, as Ray's dashboard shows them."""
         self._progress_written_s = -PROGRESS_EVERY_S
@@ -118,6 +115,10 @@ class Attempt:
         """Of a growing folder: what was consumed of those before it was handed to the writer of snapshots."""
         self._incarnation = 0
         """Of the servers: raised by every recovery, so that nothing of the time before is taken for new."""
+        # Last: who makes an attempt closes it, and closes nothing where that fails.
+        self._trackers = Trackers(
+            folder, self._config, 0 if snapshot is None else snapshot.committed_step + 1
+        )
 
     def run(self) -> TrainingResult:
         """Train until the run is over; its last snapshot is written then.

@@ -52,17 +52,24 @@ class Trackers:
             step: that the run goes on from; what was shown of later ones is dropped where that can be done.
         """
         self._trackers: dict[str, Tracker] = {}
-        for name in config.tracking.to:
-            self._guarded(name, lambda name=name: self._open(name, folder, config, step))  # type: ignore[misc]
+        self._left_out: dict[str, Tracker] = {}
+        """Closed with the others: one whose network is down may wait for it then, and not in a step."""
+        try:
+            for name in config.tracking.to:
+                self._guarded(name, lambda name=name: self._open(name, folder, config, step))  # type: ignore[misc]
+        except BaseException:
+            self.close()
+            raise
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         for name, tracker in list(self._trackers.items()):
             self._guarded(name, lambda tracker=tracker: tracker.log(step, figures))  # type: ignore[misc]
 
     def close(self) -> None:
-        for name, tracker in list(self._trackers.items()):
+        opened = {**self._left_out, **self._trackers}
+        self._left_out, self._trackers = {}, {}
+        for name, tracker in opened.items():
             self._guarded(name, tracker.close)
-        self._trackers = {}
 
     def _open(self, name: TrackerName, folder: RunFolder, config: RunConfig, step: int) -> None:
         self._trackers[name] = _TRACKERS[name](folder, config, step)
@@ -72,7 +79,8 @@ class Trackers:
             call()
         except Exception as error:
             logger.warning("%s takes no figures of this run any more: %s", name, error)
-            self._trackers.pop(name, None)
+            if name in self._trackers:
+                self._left_out[name] = self._trackers.pop(name)
 
 
 class _TensorBoard:
@@ -117,9 +125,13 @@ class _MlFlow:
         self._mlflow.set_experiment(config.tracking.project or "rayrec")
         known = folder.state.get("mlflow_run")
         run = self._mlflow.start_run(run_id=known, run_name=None if known else folder.name)
-        folder.update(mlflow_run=run.info.run_id)
-        if known is None:
-            self._mlflow.log_dict(config.model_dump(mode="json"), "config.json")
+        try:
+            folder.update(mlflow_run=run.info.run_id)
+            if known is None:
+                self._mlflow.log_dict(config.model_dump(mode="json"), "config.json")
+        except BaseException:
+            self.close()  # it is the process's active run, beside which none can be started
+            raise
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         # It allows no `@` in names.
