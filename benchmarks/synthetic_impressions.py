@@ -143,7 +143,7 @@ def synthetic_impressions(
         f"zipf {zipf:g}, seed {seed}"
     )
     # The layout says what columns are for, and here the source does.
-    config = ImpressionsConfig(layout="criteo", seed=seed, overwrite=overwrite)
+    config = ImpressionsConfig(layout="criteo", overwrite=overwrite)
     return write_impressions(
         source, Path(out), config, described, layout="synthetic", extra=_best_possible(law, rows["test"])
     )

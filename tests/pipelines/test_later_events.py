@@ -417,7 +417,7 @@ def test_impressions_that_may_have_been_trained_on_are_refused_or_named(ranking_
     )
     assert evaluate(ranking_run, "valid", on=both_days.root).count == 250
 
-    drawn = impressions_of(tmp_path / "drawn", (11, 12), seed=4, split="random")
+    drawn = impressions_of(tmp_path / "drawn", (11, 12), seed=4, split="random", time=None, time_unit=None)
     assert not warnings_of(caplog)
     assert evaluate(ranking_run, on=drawn.root).count
     assert "nothing says whether the model was trained on rows" in caplog.text

@@ -12,6 +12,7 @@ from rayrec.samples.base.config import Boundary, TimeUnit, option
 LayoutName = Literal["criteo", "avazu", "table", "movielens", "deskdrop"]
 SplitRule = Literal["auto", "files", "order", "time", "random"]
 
+FRACTIONS = ("valid_fraction", "test_fraction")
 _ROLES = {
     "labels": "label",
     "numbers": "number",
@@ -176,3 +177,27 @@ class ImpressionsConfig(Config):
                 f"rows_per_file ({self.rows_per_file}) is less than rows_per_group ({self.rows_per_group})"
             )
         return self
+
+    @model_validator(mode="after")
+    def _what_is_set_has_an_effect(self) -> Self:
+        is_of_ratings, its_layout = self.layout == "movielens", f"in the layout {self.layout}"
+        has_history = self.layout in ("movielens", "deskdrop") or "history" in self.origins.values()
+        is_by_fractions = self.held_out_of is None and self.split != "files" and self.valid_start is None
+        reads_time = self.split in ("auto", "time") or self.time in self.kept
+        fractions = "where files, dates or a data set say what is held out"
+        for name, has_effect, where in (
+            ("positive_rating", is_of_ratings, f"{its_layout}, which has no ratings"),
+            ("history_events", is_of_ratings, f"{its_layout}, which has no ratings"),
+            ("history_length", has_history, "without a column whose origin is history (--origin)"),
+            ("list_separator", bool(self.lists), "without lists (--list)"),
+            ("seed", self.split == "random", f"on a split that is not random ({option('split')})"),
+            *((fraction, is_by_fractions, fractions) for fraction in FRACTIONS),
+            ("time", reads_time, f"on the split {self.split}, unless the column is kept (--keep)"),
+        ):
+            if self.is_changed(name) and not has_effect:
+                raise ValueError(f"{option(name)} has no effect {where}; leave it out")
+        return self
+
+    def is_changed(self, name: str) -> bool:
+        """Whether a setting is another than its default."""
+        return bool(getattr(self, name) != type(self).model_fields[name].default)

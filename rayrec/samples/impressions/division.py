@@ -18,7 +18,7 @@ from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import combine64
 from rayrec.samples.base.config import TimeUnit, option
 from rayrec.samples.importers.tables import RawTable
-from rayrec.samples.impressions.config import ImpressionsConfig
+from rayrec.samples.impressions.config import FRACTIONS, ImpressionsConfig
 from rayrec.samples.impressions.manifest import ImpressionSplit
 from rayrec.samples.impressions.source import SPLITS, ImpressionSource, SourcePart
 from rayrec.samples.prepare.time_split import time_boundaries
@@ -127,6 +127,11 @@ def rule_of(
         if source.held_out_of is None and kind not in ("auto", own):
             why = "has files for each split" if own == "files" else "is divided by time by its layout"
             raise InputError(f"{source.name} {why}; leave {option('split')} out, or set it to {own}")
+        changed = [name for name in FRACTIONS if config.is_changed(name)]
+        if changed and own == "files" and source.held_out_of is None:
+            raise InputError(
+                f"{option(changed[0])} has no effect: {source.name} has files for each split; leave it out"
+            )
         return "given"
     if kind == "auto":
         kind = "order" if source.time is None else "time"

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 
 import numpy as np
 import pyarrow as pa
@@ -257,6 +258,52 @@ def test_lists_of_those_who_ask_are_separated_as_at_preparation(tmp_path):
 def test_settings_that_cannot_be_meant(changes, message):
     with pytest.raises(InputError, match=message):
         settings(**changes)
+
+
+NO_COLUMNS = {"labels": (), "numbers": (), "ids": {}, "lists": {}, "group": None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"positive_rating": 3.0}, "positive_rating (--positive-rating) has no effect in the layout table"),
+        ({"history_events": "all"}, "history_events (--history-events) has no effect in the layout table"),
+        ({"history_length": 9}, "history_length (--history-length) has no effect without a column whose"),
+        ({"lists": {}, "list_separator": ";"}, "list_separator (--list-separator) has no effect without"),
+        ({"seed": 1}, "seed (--seed) has no effect on a split that is not random"),
+        ({"seed": 1, "split": "order"}, "seed (--seed) has no effect on a split that is not random"),
+        ({"split": "files", "valid_fraction": 0.2}, "valid_fraction (--valid-fraction) has no effect where"),
+        (
+            {"split": "time", "time": "at", "valid_start": 1.0, "test_start": 2.0, "test_fraction": 0.2},
+            "test_fraction (--test-fraction) has no effect where",
+        ),
+        (
+            {"layout": "movielens", "held_out_of": "data", "test_fraction": 0.2} | NO_COLUMNS,
+            "test_fraction (--test-fraction) has no effect where",
+        ),
+        ({"split": "random", "time": "at"}, "time (--time) has no effect on the split random"),
+        ({"split": "order", "time": "at", "time_unit": "s"}, "time (--time) has no effect on the split"),
+    ],
+)
+def test_settings_that_would_have_no_effect_are_refused(changes, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        settings(**changes)
+
+
+def test_settings_that_have_an_effect_beside_others_are_taken():
+    settings(seed=1, split="random", valid_fraction=0.2)
+    settings(time="at", kept={"at": "when"}, split="random", time_unit="s")
+    settings(history_length=9, origins={"history": "history"})
+    settings(list_separator=";")
+    ImpressionsConfig(layout="movielens", positive_rating=3.0, history_length=9, test_fraction=0.2)
+
+
+def test_fractions_of_a_source_that_has_a_file_for_each_split_are_refused(tmp_path):
+    (tmp_path / "log").mkdir()
+    for split in ("train", "valid", "test"):
+        write_csv(tmp_path / "log" / f"{split}.csv", columns())
+    with pytest.raises(InputError, match=r"test_fraction .* has no effect: log has files for each split"):
+        prepare_impressions(tmp_path / "log", tmp_path / "data", settings(test_fraction=0.2))
 
 
 def test_the_wrong_kind_of_data_set_is_named(tmp_path):
