@@ -307,6 +307,24 @@ def test_a_catalog_is_not_published_beside_weights_that_do_not_serve(tmp_path, s
     assert Publisher(run, store, data=later.root).publish_catalog() is None
 
 
+def test_a_run_of_the_same_name_and_settings_is_another_one(tmp_path, store):
+    """The catalog was published beside the weights of the other one, as if they were this one's."""
+    path, later = run_of_words(tmp_path / "words")
+    run, other, moved = RunFolder.open(path), tmp_path / "other" / path.name, tmp_path / "moved" / path.name
+    shutil.copytree(path, other)
+    RunFolder.open(other).update(id="of another run")
+    publish(RunFolder.open(other), store)
+
+    assert Publisher(run, store, data=later.root).publish_catalog() is None
+
+    before = publish(run, store)
+    moved.parent.mkdir()
+    path.rename(moved)
+    version = Publisher(RunFolder.open(moved), store, data=later.root).publish_catalog()
+    assert version is not None
+    assert version.weights == before.weights
+
+
 @pytest.mark.parametrize("what", ["definition", "weights"])
 def test_a_catalog_is_not_published_beside_files_that_are_damaged(what, grown, tmp_path):
     run, later = grown

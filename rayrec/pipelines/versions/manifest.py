@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, SerializerFunctionWrapHandler, model_serializer
 
 from rayrec.embeddings.base.row_codec import Wire
+from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import RunState
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
@@ -96,6 +97,10 @@ class Probe(Config):
     """Keys of the items, best first; those of the history are among them."""
 
 
+_RUN_ID = "run_id"
+"""In the run's progress: services of earlier versions refuse a key of the manifest that they do not know."""
+
+
 class ModelVersion(Config):
     """A version of a model: its weights, rows, catalog and semantic IDs, which move together."""
 
@@ -139,6 +144,14 @@ class ModelVersion(Config):
         if self.earlier is None:
             del values["earlier"]
         return values
+
+    def is_of(self, run: RunFolder) -> bool:
+        """Whether it was made of this run, wherever that lies now; runs elsewhere may have its name.
+
+        Of versions that earlier versions of RayRec published, the name tells.
+        """
+        run_id = self.state.get("progress", {}).get(_RUN_ID)
+        return self.run == run.name and run_id in (None, run.state.get("id"))
 
     @property
     def step(self) -> int:
@@ -191,9 +204,11 @@ class ModelVersion(Config):
         return cls.parse(values, source=where)
 
 
-def state_values(state: RunState) -> dict[str, Any]:
+def state_values(state: RunState, run_id: str | None) -> dict[str, Any]:
     """As `ModelVersion.state` has it."""
     values: dict[str, Any] = json.loads(json.dumps(asdict(state)))
+    if run_id is not None:
+        values["progress"][_RUN_ID] = run_id
     return values
 
 

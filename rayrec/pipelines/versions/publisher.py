@@ -140,7 +140,7 @@ class Publisher:
             published_at=now,
             run=self._run.name,
             device=self._config.device,
-            state=state_values(snapshot.state),
+            state=state_values(snapshot.state, self._run.state.get("id")),
             definition=self._definition,
             **self._weights(snapshot, before, now),
             segments=self._segments(snapshot, before),
@@ -164,7 +164,7 @@ class Publisher:
             if self._store.current() is None:
                 return None
             serves = self._store.serving()
-            if serves.run != self._run.name:
+            if not serves.is_of(self._run):
                 return None
             where = f"{self._run.path}: the catalog is not published"
             if not self._store.is_whole(serves.definition):
