@@ -299,6 +299,20 @@ def test_an_extension_gives_an_item_the_prefix_that_it_would_have_had(
         assert new[key][:2] == codes[:2]
 
 
+def test_vectors_that_tell_few_items_apart_are_warned_of(data, tmp_path, caplog):
+    """Words of these items are those of four kinds."""
+    options = ["--vectors", "content", "--codebook-size", 4]
+    report = answer("tokenize", data, *options, "--out", tmp_path / "alike")
+
+    shared = report["collisions"]["items"]
+    (line,) = [message for message in caplog.messages if "share all their codes" in message]
+    assert line.startswith(f"{shared} of 40 items ({shared / 0.4:.0f} %) share all their codes with another")
+    caplog.clear()
+    report = answer("tokenize", data, "--out", tmp_path / "apart", "--codebook-size", 16)
+    assert report["collisions"]["items"] < 20 < shared
+    assert "share all their codes" not in caplog.text
+
+
 def test_new_items_get_codes_by_the_words_and_values_that_old_ones_have(data, grown, tmp_path):
     """Those of its kind have the same ones; a word that was in no two old items says nothing."""
     answer("tokenize", data, "--vectors", "content", "--out", tmp_path / "old", "--codebook-size", 4)

@@ -9,6 +9,7 @@ compare            registries of one catalog, measured alike
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,8 @@ from rayrec.samples.dataset.item_content import item_content
 from rayrec.samples.dataset.item_labels import item_labels
 from rayrec.samples.dataset.manifest import ITEMS_FILE, Manifest
 from rayrec.samples.graph import SimilarityConfig, graph_of_dataset, similar_items
+
+logger = logging.getLogger(__name__)
 
 BOTH = "both"
 """In `vectors`, for interactions and texts."""
@@ -249,6 +252,7 @@ def tokenize(
     # The registry last: it names the tokenizer beside it.
     tokenizer.save(path)
     registry.save(path)
+    _warn_if_alike(registry, config.vectors)
     report = _measured(registry, dataset, config.categories)
     if (pairs := _next_pairs(dataset)) is not None:
         together = {config.vectors: vectors.vectors_ID} if len(blocks) > 1 else {}
@@ -339,6 +343,7 @@ def _tokenize_large(
         large.sizes,
         keep,
     )
+    _warn_if_alike(registry, config.vectors)
     if registry.num_items >= FEWEST_ITEMS:
         TrieFile(path / TRIE_FILE, registry.version).trie(registry.codes_IL)
     measured = _measured(registry, dataset, config.categories, _MOST_USERS)
@@ -347,6 +352,27 @@ def _tokenize_large(
 
 _MOST_USERS = 200_000
 """Whose next items tell what codes of a large catalog are like."""
+
+
+MANY_ALIKE = 0.5
+"""Share of the items whose codes, before collisions are dealt with, are those of another item."""
+
+
+def _warn_if_alike(registry: SemanticIdRegistry, vectors: str) -> None:
+    """Say of IDs that tell few items apart: what comes after the codes lists items, and means nothing."""
+    counts = registry.fit_report["collisions"]
+    share = counts["items"] / registry.num_items
+    if share > MANY_ALIKE:
+        logger.warning(
+            "%s of %s items (%.0f %%) share all their codes with another item, up to %s in one place: "
+            "vectors of %s hardly tell these apart, or codes are few; take further vectors besides "
+            "(--vectors), or more codes (--codebook-size, --levels)",
+            f"{counts['items']:,}",
+            f"{registry.num_items:,}",
+            100 * share,
+            f"{counts['largest_group']:,}",
+            vectors,
+        )
 
 
 def _of_other_data(config: TokenizeConfig, dataset: Dataset) -> tuple[str, ...]:
