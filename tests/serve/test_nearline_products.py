@@ -144,6 +144,15 @@ def test_candidates_of_an_earlier_beginning_say_so_and_leave_out_what_is_seen_no
     assert served.metric("candidates_old_total") == 1
 
 
+def test_candidates_of_the_history_as_it_is_have_no_age(served):
+    """They are what would be computed now; `rayrec nearline --once` need not run again for quiet users."""
+    served.compute()
+    served.now[0] += 86_400
+
+    assert served.ask(CACHED).source == "nearline"
+    assert served.metric("candidates_old_total") == 0
+
+
 def test_a_late_event_before_the_others_makes_products_stale(served):
     served.compute()
     served.happens(unseen_item(served.recommender), time_s=-1_000_000)

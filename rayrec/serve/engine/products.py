@@ -114,7 +114,7 @@ class ProductReader:
                 self._note("summaries", summaries, "hits" if fits else "stale")
             if "instructions" in self.config.products and not has_instruction:
                 given = products.get("instructions")
-                result = self._fit(recommender, given, query, may_be_earlier=True)
+                result = self._fit(recommender, "instructions", given, query)
                 self._note("instructions", given, result)
                 if given is not None and result == "hits":
                     parts = {cast("Part", name): int(codes[0]) for name, codes in given.arrays.items()}
@@ -130,7 +130,7 @@ class ProductReader:
             product = products.get(kind)
             if kind not in self.config.products:
                 continue
-            result = self._fit(recommender, product, query, may_be_earlier=False)
+            result = self._fit(recommender, kind, product, query, may_be_earlier=False)
             self._note(kind, product, result)
             if product is not None and result == "hits":
                 found += self._items(recommender, kind, product, query, Wanted(len(product.arrays["items"])))
@@ -147,8 +147,8 @@ class ProductReader:
         for kind in ("candidates", "neighbors"):
             if kind not in self.config.products:
                 continue
-            product, may_be_earlier = products.get(kind), kind == "candidates"
-            result = self._fit(recommender, product, query, may_be_earlier)
+            product = products.get(kind)
+            result = self._fit(recommender, kind, product, query, may_be_earlier=kind == "candidates")
             self._note(kind, product, result)
             if product is None or result != "hits":
                 continue
@@ -192,10 +192,17 @@ class ProductReader:
         return found
 
     def _fit(
-        self, recommender: Recommender, product: Product | None, query: Query, may_be_earlier: bool
+        self,
+        recommender: Recommender,
+        kind: str,
+        product: Product | None,
+        query: Query,
+        may_be_earlier: bool = True,
     ) -> str:
         if product is None:
             return "missing"
+        if kind == "candidates" and stands_for(recommender, product, query):
+            return "hits"  # whatever their age, they are what the model would find now
         if not -AHEAD_S <= self._clock() - product.made_at <= self.config.max_age_s:
             return "old"
         fits = stands_for_earlier if may_be_earlier else stands_for
