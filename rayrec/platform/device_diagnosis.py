@@ -139,7 +139,6 @@ class AscendStack:
     toolkit: str | None
     """Version of CANN, or the folder that the environment names."""
     driver: str | None
-    has_devices: bool
 
 
 def ascend_stack(machine: Surroundings = HERE) -> AscendStack:
@@ -150,12 +149,10 @@ def ascend_stack(machine: Surroundings = HERE) -> AscendStack:
         toolkit = stated[1] if stated else folder
     driver = re.search(r"[Vv]ersion=\s*([\w.]+)", machine.text(ASCEND_DRIVER) or "")
     listed = machine.output(["npu-smi", "info", "-l"])
-    count = re.search(r"Total Count\s*:\s*(\d+)", listed or "")
     return AscendStack(
         torch_npu=machine.version("torch-npu"),
         toolkit=toolkit,
         driver=driver[1] if driver else ("unknown version" if listed is not None else None),
-        has_devices=count is not None and int(count[1]) > 0,
     )
 
 

@@ -87,12 +87,6 @@ class Costs:
         """Share of the exchange that can be read ahead, and that hides behind dense compute."""
         return {"sync": 0.0, "exact_prefetch": self.hidden_exact, "bounded_stale": self.hidden_stale}[mode]
 
-    def server_per_call(self, is_near: bool) -> float:
-        return self.server_per_near_call if is_near else self.server_per_far_call
-
-    def client_per_call(self, is_near: bool) -> float:
-        return self.client_per_near_call if is_near else self.client_per_far_call
-
 
 @dataclass(frozen=True)
 class Measured:

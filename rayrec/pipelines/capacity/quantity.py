@@ -48,7 +48,6 @@ UNITS: Mapping[str, Mapping[str, float]] = {
     "share": {"of peak": 1.0, "%": 0.01},
     "times": {"times": 1.0},
     "money/h": {"USD/h": 1.0, "EUR/h": 1.0, "CNY/h": 1.0},
-    "calls/s": {"calls/s": 1.0},
     "nodes": {"nodes": 1.0},
     "cards": {"cards": 1.0},
     "cores": {"cores": 1.0},
@@ -131,7 +130,6 @@ Seconds = _of("seconds")
 Share = _of("share")
 Times = _of("times")
 MoneyPerHour = _of("money/h")
-CallsPerSecond = _of("calls/s")
 Nodes = _of("nodes")
 Cards = _of("cards")
 Cores = _of("cores")

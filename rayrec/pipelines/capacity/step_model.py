@@ -40,7 +40,6 @@ from rayrec.pipelines.capacity.streams import Operation, Timeline, all_reduce_s,
 from rayrec.pipelines.capacity.workload import Workload
 
 Stage = Literal["read", "features", "sparse", "dense", "driver"]
-STAGES: tuple[Stage, ...] = ("read", "features", "sparse", "dense", "driver")
 
 LEAST_LEFT = 0.1
 """Of a node's cores, whatever processes take while they have nothing to do."""

@@ -47,11 +47,6 @@ class Timeline:
         return self.seconds - self.compute_s
 
     @property
-    def serialized_s(self) -> float:
-        """If nothing overlapped."""
-        return self.compute_s + self.communicate_s
-
-    @property
     def exposed_share(self) -> float:
         """Of the communication, what is not hidden; 0 where there is none."""
         return self.exposed_s / self.communicate_s if self.communicate_s else 0.0

@@ -60,18 +60,6 @@ class StepTimes:
     def to_dict(self) -> dict[str, float]:
         return asdict(self)
 
-    @property
-    def cpu_s(self) -> float:
-        """Of all processes that were looked at."""
-        return (
-            self.read_cpu_s
-            + self.features_cpu_s
-            + self.servers_cpu_s
-            + self.trainers_cpu_s
-            + self.driver_cpu_s
-            + self.ray_cpu_s
-        )
-
     def bottleneck(self) -> str:
         """The stage that is busy for the largest part of a step.
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -42,7 +42,6 @@ from rayrec.samples.text.dataset import TextDataset
 from rayrec.samples.text.records import SCHEMA, Record
 
 FileKind = Literal["jsonl", "parquet"]
-FILE_KINDS: tuple[FileKind, ...] = get_args(FileKind)
 
 MANIFEST = "handover.json"
 MODEL = "model"

@@ -76,11 +76,6 @@ class UserEventsSource:
         self._dataset = recommender.dataset
         self._has_feed = store is not None and store.feed_position() is not None
 
-    @property
-    def is_followed(self) -> bool:
-        """Whether it says what came: a store with one side does not."""
-        return self._has_feed
-
     def position(self) -> str:
         """See `Events.position`."""
         found = self._store.feed_position() if self._store is not None and self._has_feed else None

@@ -100,7 +100,7 @@ class NearlineWorker:
         """The position after the last event that was read; None before anything was."""
         self._kept: str | None = None
         self.num_computed = self.num_valid = self.num_errors = 0
-        self.num_scans = self.num_users = 0
+        self.num_users = 0
         self.seconds = 0.0
         self._warned_at = float("-inf")
 
@@ -200,7 +200,6 @@ class NearlineWorker:
             self._read = arrivals.position
 
     def _look_at_all(self) -> None:
-        self.num_scans += 1
         position, now = self._events.position(), self._clock()
         oldest = float("-inf") if self._config.active_s is None else now - self._config.active_s
         for users_B, newest_B in self._events.all_users():

@@ -17,7 +17,7 @@ others, and lies in a file of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from rayrec.platform.errors import InputError
 from rayrec.samples.features.text_features import SEPARATOR, Tokens, chat_of
@@ -25,7 +25,6 @@ from rayrec.samples.text.chat import ChatTemplate, Learn
 from rayrec.samples.text.records import Message, Record
 
 Form = Literal["messages", "prompt", "text", "tokens"]
-FORMS: tuple[Form, ...] = get_args(Form)
 NOT_LEARNED = -100
 """Label of a token that is given: what losses of PyTorch and of transformers leave out."""
 

@@ -140,18 +140,6 @@ class KeyValueEvents(KeyValues):
         """See `EventStore.append`."""
         return append_sides([(self, [events])])[0]
 
-    def add_behaviors(self, names: Collection[str]) -> None:
-        """See `StoreManifest.with_behaviors`."""
-
-        def change(read: Read) -> Changes:
-            content = read([MANIFEST])[0]
-            assert content is not None, "a store has a manifest"
-            manifest = StoreManifest.from_bytes(bytes(content), self._name)
-            return {MANIFEST: manifest.with_behaviors(names).to_bytes()}
-
-        self._change(change)
-        self._manifest = self._read_manifest()
-
     def take_behaviors(self, names: tuple[str, ...]) -> None:
         """Give further behaviors the codes that a list has for them, where this store's are its first."""
 

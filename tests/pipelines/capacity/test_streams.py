@@ -27,7 +27,6 @@ def test_communication_hides_behind_what_does_not_need_it():
     assert timeline.seconds == 6.0  # lookup 1, exchange until 4, top until 6
     assert timeline.exposed_s == 1.0
     assert timeline.exposed_share == pytest.approx(1 / 3)
-    assert timeline.serialized_s == 8.0
 
 
 def test_an_operation_waits_for_its_stream():

@@ -99,7 +99,7 @@ def test_behaviors_that_were_named_meanwhile_and_ids_that_stand_for_none(sides):
     graph = new_graph(store)
     catch_up(graph, store)
     elsewhere = open_store(store.name)
-    elsewhere.add_behaviors(["buy"])
+    elsewhere.take_behaviors(("view", "buy"))
     post(sides, (1, 10, 0), kind=1)
     post(sides, (np.iinfo(np.int64).min, 10, 0))
 
