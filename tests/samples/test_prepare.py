@@ -312,6 +312,9 @@ def test_a_float_that_stands_for_a_microsecond_is_that_one(kind, stop):
         now = np.arange(1_700_000_000_123_000, 1_700_000_000_124_000)
         raw = RawTable(pa.table({"timestamp": now / 1e6}), "log.parquet", str)
         assert parse_times(raw, "s").tolist() == now.tolist()
+        # In nanoseconds, the float of a microsecond of today may lie below it.
+        raw = RawTable(pa.table({"timestamp": (now * 1000).astype(np.float64)}), "log.parquet", str)
+        assert parse_times(raw, "ns").tolist() == now.tolist()
         whole = np.array([9_007_199_255.0, 20_000_000_001.0, 99_999_999_999.0])
         raw = RawTable(pa.table({"timestamp": whole}), "log.parquet", str)
         assert parse_times(raw, "s").tolist() == [int(each) * 1_000_000 for each in whole]

@@ -161,26 +161,26 @@ def times_of(
         )
     )
     times_R = np.where(late_R, 0, times_R)
-    if unit == "ns":
-        times_R = (times_R // 1000).astype(np.int64)
-    elif times_R.dtype.kind == "f":
-        times_R = _cut(times_R, 1_000_000 // _PER_SECOND[unit], float_type)
+    # Microseconds of a unit, or units of a microsecond.
+    factor, divisor = max(1_000_000 // _PER_SECOND[unit], 1), max(_PER_SECOND[unit] // 1_000_000, 1)
+    if times_R.dtype.kind == "f":
+        times_R = _cut(times_R, factor, divisor, float_type)
     else:
-        times_R = times_R.astype(np.int64) * (1_000_000 // _PER_SECOND[unit])
+        times_R = times_R.astype(np.int64) * factor // divisor
     return Times(times_R, wrong, seen)
 
 
-def _cut(times_R: np.ndarray, factor: int, float_type: type[np.floating]) -> Int64Array:
-    """[R] whole microseconds of times in float64, of which a unit has `factor`.
+def _cut(times_R: np.ndarray, factor: int, divisor: int, float_type: type[np.floating]) -> Int64Array:
+    """[R] whole microseconds of times in float64, each of which has `factor / divisor`; one of the two is 1.
 
     Args:
         float_type: in which the times were given.
     """
-    whole_R = np.floor(times_R * factor)
+    whole_R = np.floor(times_R * factor / divisor)
 
     def of_whole(micros_R: np.ndarray) -> np.ndarray:
         """The floats that stand for microseconds."""
-        given: np.ndarray = (micros_R / factor).astype(float_type).astype(np.float64)
+        given: np.ndarray = (micros_R * divisor / factor).astype(float_type).astype(np.float64)
         return given
 
     # 0.000003 s times a million is a little less than 3; other products are rounded up to a whole number.
