@@ -228,7 +228,7 @@ def test_instructions_are_used_where_the_request_has_none(recommender, monkeypat
         return [{"scenario": "search"} if key == "u1" else None for key in keys]
 
     settings, store = NearlineConfig(products=("instructions",)), ProductStore(served.values)
-    kinds = [InstructionsKind(recommender, function)]
+    kinds = [InstructionsKind(recommender, function, "module:function")]
     events = UserEventsSource(recommender, None)
     NearlineWorker(recommender, kinds, events, store, settings, clock=lambda: 1000.0).finish()
     assert sorted(asked) == recommender.dataset.sorted_user_keys
@@ -242,7 +242,7 @@ def test_instructions_are_used_where_the_request_has_none(recommender, monkeypat
     assert instruction_of("u1", False) == {"scenario": 1}
     assert instruction_of("u1", True) == {}
     assert instruction_of("u2", False) == {}
-    wrong = InstructionsKind(recommender, lambda keys, queries: [])
+    wrong = InstructionsKind(recommender, lambda keys, queries: [], "module:wrong")
     with pytest.raises(InputError, match="expected a list with a mapping"):
         wrong.make(["u1"], [recommender.query_of_user("u1")], [None])
 

@@ -162,11 +162,14 @@ class InstructionsKind:
 
     name = "instructions"
 
-    def __init__(self, recommender: Recommender, function: Callable[..., Any]) -> None:
+    def __init__(self, recommender: Recommender, function: Callable[..., Any], name: str) -> None:
+        """
+        Args:
+            name: by which a function is told from others: its code may call any other.
+        """
         self._recommender, self._function = recommender, function
         self.identity = recommender.identity
-        # Its code may call any other, so only its name tells.
-        self.settings = _hash_of(function.__module__, function.__qualname__)
+        self.settings = _hash_of(name)
 
     def make(
         self, keys: Sequence[str], queries: Sequence[Query], before: Sequence[Product | None]
@@ -226,7 +229,6 @@ def kinds_of(
     if "instructions" in config.products:
         if config.function is None:
             raise InputError("instructions: no function makes them; name one as module:function")
-        kinds.append(
-            InstructionsKind(recommender, import_function("instructions: function", config.function))
-        )
+        function = import_function("instructions: function", config.function)
+        kinds.append(InstructionsKind(recommender, function, config.function))
     return kinds

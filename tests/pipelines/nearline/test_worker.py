@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -287,6 +288,17 @@ def scenario_b(keys, queries):
     return [{"scenario": "b"} if key == "7" else None for key in keys]
 
 
+def always(scenario):
+    def function(keys, queries):
+        return [{"scenario": scenario} for _ in keys]
+
+    return function
+
+
+always_c, always_d = always("c"), always("d")
+partly_c = partial(lambda scenario, keys, queries: [{"scenario": scenario} for _ in keys], "c")
+
+
 def test_candidates_of_other_settings_are_made_again_though_no_event_came(recommender):
     ids, log, values = recommender.dataset.items.ids_I, Log(recommender), Values()
     for user in range(4):
@@ -361,6 +373,10 @@ def test_neighbors_of_another_graph_and_instructions_of_another_function_are_mad
     assert near_other != near
     computed, _, scenarios = made(other, "scenario_b")
     assert (computed, scenarios) == (2, {7: "b", 8: None})  # what the other one said of user 8 is gone
+    # Made by one function, and an object that is called: what the setting says tells them apart.
+    for function, scenario in (("always_c", "c"), ("always_d", "d"), ("partly_c", "c")):
+        computed, _, scenarios = made(other, function)
+        assert (computed, scenarios) == (2, {7: scenario, 8: scenario})
 
 
 def test_an_event_store_is_followed_by_its_feed_and_histories_are_whole(recommender, tmp_path):
