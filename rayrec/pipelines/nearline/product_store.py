@@ -161,15 +161,16 @@ class ProductStore:
             return 0.0
         parts_of: dict[bytes, set[bytes]] = {}
         for name in names:
-            of_kinds, _, part = name.rpartition(b":")
+            # Whatever their settings: a worker that was restarted may have read another state of the graph.
+            of_kinds, _, part = name.rsplit(b":", 2)
             parts_of.setdefault(of_kinds + b":" + part.partition(b"of")[2], set()).add(part)
         if any(len(parts) < int(of.rpartition(b":")[2]) for of, parts in parts_of.items()):
             return 0.0  # a worker has not begun
         return min(0.0 if share is None else float(share) for share in self._values.read_many(names))
 
     def forget_others(self, name: str) -> None:
-        """Forget what workers of the same kinds have noted that had other settings, or divided the users in
-        another number of parts.
+        """Forget what workers of the same kinds have noted that had this part with other settings, or divided
+        the users in another number of parts. Other parts have workers of their own.
 
         Args:
             name: of a note, which ends with `:SETTINGS:PARTofPARTS`.
@@ -177,12 +178,13 @@ class ProductStore:
         Raises:
             UnavailableError: the store does not answer.
         """
-        of_kinds, settings, part = f"{_POSITION}:{name}".rsplit(":", 2)
-        own, parts = f"{of_kinds}:{settings}:".encode(), f"of{part.partition('of')[2]}".encode()
+        own = f"{_POSITION}:{name}".encode()
+        of_kinds, _, part = own.rsplit(b":", 2)
         others = [
             each
-            for each in self._values.names_after(f"{of_kinds}:".encode())
-            if not (each.startswith(own) and each.endswith(parts))
+            for each in self._values.names_after(of_kinds + b":")
+            if each != own
+            and (each.endswith(b":" + part) or not each.endswith(b"of" + part.partition(b"of")[2]))
         ]
         if others:
             self._values.write_many(dict.fromkeys(others))

@@ -173,8 +173,8 @@ class NearlineWorker:
     def _take_in(self) -> None:
         """Read the events that came."""
         if self._read is None:
-            # Others have other settings, or divide the users in another way, and are gone. With their
-            # positions: if they come back, they look at all users again, and note what they cover.
+            # Others had this part with other settings, or divide the users in another way, and are gone. With
+            # their positions: if they come back, they look at all users again, and note what they cover.
             for name in (self._position_name, self._coverage_name, self._work_name):
                 self._store.forget_others(name)
             self._read = self._kept = self._store.position(self._position_name)

@@ -339,6 +339,22 @@ def test_a_worker_that_ended_early_is_not_waited_for_by_one_with_other_settings(
     assert ProductStore(values).coverage(recommender.identity) == 1.0
 
 
+def test_a_part_that_begins_with_other_settings_leaves_the_notes_of_other_parts(recommender):
+    """As a worker does that is started again after its graph has grown, while the others go on."""
+    log, values = Log(recommender), Values()
+    for user in range(20):
+        log.add(user, recommender.dataset.items.ids_I[user % 5], user)
+    for part, keep in ((0, 5), (1, 5), (1, 6)):
+        worker_of(recommender, log, values, [0.0], part, 2, candidates=keep).finish()
+        names = list(values.names_after(b"position:"))
+        assert len(names) == 3 * (part + 1)
+        assert ProductStore(values).coverage(recommender.identity) == part
+
+    again = worker_of(recommender, log, values, [0.0], 0, 2, candidates=5)
+    again.finish()
+    assert (again.num_computed, again.num_valid) == (0, 0)  # it goes on from its position
+
+
 def test_neighbors_of_another_graph_and_instructions_of_another_function_are_made_again(
     recommender, monkeypatch
 ):
