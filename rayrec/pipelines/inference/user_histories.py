@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,9 @@ from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.platform.arrays import BoolArray, Int64Array
 from rayrec.platform.event_labels import UNKNOWN
 from rayrec.samples.stores.recent import UserEvents
+
+_Left = Counter[tuple[int, ...]]
+"""How many events there still are, by what tells them apart."""
 
 
 def with_events(
@@ -79,33 +83,40 @@ def _are_new(
     stored: Query, stored_times: Int64Array, items_E: Int64Array, times_E: Int64Array, codes_E: Int64Array
 ) -> BoolArray:
     """[E] whether each event is none of those that are stored."""
-    at_S = np.flatnonzero(np.isin(stored_times, times_E))
-    codes_S = stored.labels["behavior"][at_S] if "behavior" in stored.labels else np.full(len(at_S), UNKNOWN)
-    left: dict[tuple[int, int], list[int]] = {}
-    """Codes of what is stored of an item at a second, without those that were found in the state."""
-    for item, time, code in zip(
-        stored.history_ids[at_S].tolist(), stored_times[at_S].tolist(), codes_S.tolist(), strict=True
-    ):
-        left.setdefault((item, time), []).append(code)
     is_new_E = np.ones(len(items_E), dtype=np.bool_)
-    events = list(zip(items_E.tolist(), times_E.tolist(), codes_E.tolist(), strict=True))
-    for is_alike in (_are_equal, _may_be_equal):  # what is equal first, or another one would take its place
-        for row, (item, time, code) in enumerate(events):
-            codes = left.get((item, time), []) if is_new_E[row] else []
-            for place, other in enumerate(codes):
-                if is_alike(code, other):
-                    del codes[place]
-                    is_new_E[row] = False
-                    break
+    # Most users have done something since, and little of it is looked at one by one.
+    at_N = np.flatnonzero(np.isin(times_E, stored_times))
+    if not len(at_N):
+        return is_new_E
+    at_S = np.flatnonzero(np.isin(stored_times, times_E[at_N]))
+    codes_S = stored.labels["behavior"][at_S] if "behavior" in stored.labels else np.full(len(at_S), UNKNOWN)
+    left: _Left = Counter(_rows(stored.history_ids[at_S], stored_times[at_S], codes_S))
+    # What is equal first, or another one would take its place.
+    is_new_E[at_N] = ~_found(_rows(items_E[at_N], times_E[at_N], codes_E[at_N]), left)
+    is_unknown = np.concatenate([codes_S, codes_E[at_N]]) == UNKNOWN
+    if is_unknown.any() and not is_unknown.all():
+        # Of an item at a second, only one side can have events of unknown behavior left: others are equal.
+        alike: _Left = Counter()
+        for (item, time, code), number in left.items():
+            alike[item, time, code == UNKNOWN] += number
+        at_N = at_N[is_new_E[at_N]]
+        is_new_E[at_N] = ~_found(_rows(items_E[at_N], times_E[at_N], codes_E[at_N] != UNKNOWN), alike)
     return is_new_E
 
 
-def _are_equal(code: int, other: int) -> bool:
-    return code == other
+def _rows(*columns: np.ndarray) -> Iterator[tuple[int, ...]]:
+    return zip(*(column.tolist() for column in columns), strict=True)
 
 
-def _may_be_equal(code: int, other: int) -> bool:
-    return UNKNOWN in (code, other)
+def _found(events: Iterable[tuple[int, ...]], left: _Left) -> BoolArray:
+    """[E] whether there is still one of each event; each is found once, and is gone then."""
+    found = list[bool]()
+    for event in events:
+        number = left.get(event, 0)
+        found.append(number > 0)
+        if number:
+            left[event] = number - 1
+    return np.array(found, dtype=np.bool_)
 
 
 def _translated(codes_E: Int64Array, names: Sequence[str], to: Sequence[str]) -> Int64Array:
