@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rayrec.pipelines.inference.answers import Wanted
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.nearline.config import MOST_EVENTS, NearlineConfig
 from rayrec.pipelines.nearline.kinds import InstructionsKind, kinds_of
@@ -151,6 +152,32 @@ def test_candidates_of_the_history_as_it_is_have_no_age(served):
 
     assert served.ask(CACHED).source == "nearline"
     assert served.metric("candidates_old_total") == 0
+
+
+def test_what_a_ranking_model_said_of_candidates_has_an_age(served, recommender):
+    """It may read when it is asked, and a graph that moves."""
+    served.compute()
+    query, reader = recommender.query_of_user("u1"), served.reader
+    user = recommender.dataset.user_by_key("u1")
+    (plain,) = reader.read(recommender, None, [user]).values()
+    number = len(plain["candidates"].arrays["items"])
+    opinion = {
+        "objective": np.arange(number, dtype=float),
+        "labels": np.array(["click"]),
+        "probabilities": np.full((number, 1), 0.5),
+    }
+    ranked = replace(plain["candidates"], arrays={**plain["candidates"].arrays, **opinion})
+
+    def answer(product, ranks):
+        return reader.answer(recommender, query, Wanted(3), {"candidates": product}, ranks)
+
+    assert answer(ranked, True).is_ranked
+    served.now[0] += 601
+    assert answer(ranked, True) is None
+    assert served.metric("candidates_old_total") == 1
+    assert not answer(ranked, False).is_ranked
+    assert not answer(plain["candidates"], True).is_ranked
+    assert reader.candidates(recommender, query, {"candidates": ranked})  # found by the model alone
 
 
 def test_a_late_event_before_the_others_makes_products_stale(served):

@@ -17,8 +17,9 @@ class NearlineReadConfig(Config):
     products: tuple[KindName, ...] = ("summaries", "candidates")
     """Kinds that are read; those that nobody makes are missing, and computed instead."""
     max_age_s: float = Field(600.0, gt=0)
-    """Older candidates of an earlier beginning of the history, neighbors and instructions are not used.
-    Summaries and candidates of the history as it is have no age: the model would compute the same."""
+    """Older candidates of an earlier beginning of the history, what a ranking model said of any, neighbors
+    and instructions are not used. Summaries and candidates of the history as it is have no age: the model
+    would compute the same."""
     max_new_chunks: int | None = Field(None, ge=0)
     """Chunks of old events without summaries that are summarized for an answer; of more, the newest, and the
     answer says `no_long_history`. None: all, as without products."""

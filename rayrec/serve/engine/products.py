@@ -114,7 +114,7 @@ class ProductReader:
                 self._note("summaries", summaries, "hits" if fits else "stale")
             if "instructions" in self.config.products and not has_instruction:
                 given = products.get("instructions")
-                result = self._fit(recommender, "instructions", given, query)
+                result = self._fit(recommender, given, query, has_age=True)
                 self._note("instructions", given, result)
                 if given is not None and result == "hits":
                     parts = {cast("Part", name): int(codes[0]) for name, codes in given.arrays.items()}
@@ -130,7 +130,7 @@ class ProductReader:
             product = products.get(kind)
             if kind not in self.config.products:
                 continue
-            result = self._fit(recommender, kind, product, query, may_be_earlier=False)
+            result = self._fit(recommender, product, query, has_age=kind == "neighbors", may_be_earlier=False)
             self._note(kind, product, result)
             if product is not None and result == "hits":
                 found += self._items(recommender, kind, product, query, Wanted(len(product.arrays["items"])))
@@ -148,11 +148,18 @@ class ProductReader:
             if kind not in self.config.products:
                 continue
             product = products.get(kind)
-            result = self._fit(recommender, kind, product, query, may_be_earlier=kind == "candidates")
+            is_ranked = ranks and product is not None and "objective" in product.arrays
+            result = self._fit(
+                recommender,
+                product,
+                query,
+                # A ranking model may read when it is asked, and a graph that moves.
+                has_age=is_ranked or kind == "neighbors",
+                may_be_earlier=kind == "candidates",
+            )
             self._note(kind, product, result)
             if product is None or result != "hits":
                 continue
-            is_ranked = ranks and "objective" in product.arrays
             items = self._items(recommender, kind, product, query, wanted, is_ranked)
             is_whole = len(product.arrays["items"]) >= len(recommender.dataset.items)
             if len(items) == wanted.k or (items and is_whole):
@@ -194,15 +201,19 @@ class ProductReader:
     def _fit(
         self,
         recommender: Recommender,
-        kind: str,
         product: Product | None,
         query: Query,
+        has_age: bool,
         may_be_earlier: bool = True,
     ) -> str:
+        """
+        Args:
+            has_age: though it is of exactly this history, something else may be found now.
+        """
         if product is None:
             return "missing"
-        if kind == "candidates" and stands_for(recommender, product, query):
-            return "hits"  # whatever their age, they are what the model would find now
+        if not has_age and stands_for(recommender, product, query):
+            return "hits"
         if not -AHEAD_S <= self._clock() - product.made_at <= self.config.max_age_s:
             return "old"
         fits = stands_for_earlier if may_be_earlier else stands_for
