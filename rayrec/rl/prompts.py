@@ -148,7 +148,7 @@ class PromptStream:
         return replace(prompts, targets_U=self._dataset.item_positions(prompts.samples.targets_B))
 
     def close(self) -> None:
-        """Read nothing any more; no thread stays."""
+        """Read nothing any more, see `SampleReader.close`."""
         self._reader.close()
 
     def __enter__(self) -> PromptStream:

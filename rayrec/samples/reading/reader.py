@@ -235,7 +235,7 @@ class SampleReader:
         return RowBatch.concatenate([self.read(part) for part in batch.parts])
 
     def close(self) -> None:
-        """Read nothing any more, and let go of the windows; no thread stays."""
+        """Read nothing any more, and let go of the windows; the threads end with what they are at."""
         self._windows.close()
         self._held.clear()
 
