@@ -66,6 +66,27 @@ def test_models_of_the_same_items_or_of_which_nothing_can_be_told_share_a_store(
     places.add(model("films-ranked"), other)
 
 
+@pytest.mark.parametrize(
+    ("store", "other", "are_one"),
+    [
+        ("redis://host?db=1", "redis://host?db=2", False),
+        ("redis://host?db=1", "redis://host/1", True),
+        ("redis://host/2?db=1", "redis://host/2", False),
+        ("redis://[::1]", "redis://[::1]:6379/0", True),
+        ("redis://[::1]:6379", "redis://[::2]:6379", False),
+        ("redis://${HOST}:${PORT}", "redis://${HOST}:${PORT}/0", True),
+    ],
+)
+def test_databases_and_addresses_are_those_that_the_client_takes(store, other, are_one):
+    places = SharedPlaces()
+    places.add(model("films", store=store), FILMS)
+    if are_one:
+        with pytest.raises(InputError, match="'films', too"):
+            places.add(model("books", store=other), catalog(first=1000))
+    else:
+        places.add(model("books", store=other), catalog(first=1000))
+
+
 def test_lists_of_other_items_are_refused_one_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     places = SharedPlaces()

@@ -8,8 +8,9 @@ event store is of one model anyway, see `ServeConfig`.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 
@@ -62,9 +63,12 @@ def _places_of(config: ServeConfig) -> Iterator[tuple[str, str]]:
 def _place_of_url(url: str) -> str:
     """Without user and password. `redis://host#a` and `redis://host:6379/0#a` are one."""
     parts = urlsplit(url)
-    host, _, port = parts.netloc.rpartition("@")[2].lower().partition(":")
-    database, prefix = parts.path.strip("/") or "0", parts.fragment or "rayrec"
-    return f"{parts.scheme}://{host or 'localhost'}:{port or 6379}/{database}#{prefix}"
+    address = re.fullmatch(r"(\[.*\]|[^:]*):?(.*)", parts.netloc.rpartition("@")[2].lower())
+    assert address is not None, "both parts may be empty"
+    host, port = address.groups()
+    # As the client: what the path says counts where the options do not.
+    database = parse_qs(parts.query).get("db", [parts.path.strip("/") or "0"])[0]
+    return f"{parts.scheme}://{host or 'localhost'}:{port or 6379}/{database}#{parts.fragment or 'rayrec'}"
 
 
 def _why_others(mine: Dataset, other: Dataset) -> str | None:
