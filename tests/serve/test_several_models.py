@@ -21,7 +21,8 @@ from tritonclient.utils import InferenceServerException
 from rayrec.cli.serving import serve_config
 from rayrec.pipelines.inference.answers import Recommendation
 from rayrec.pipelines.inference.recommender import Recommender
-from rayrec.platform.errors import InputError
+from rayrec.platform.errors import InputError, MachineError
+from rayrec.serve.app import loading
 from rayrec.serve.app.loading import load_models
 from rayrec.serve.config.models import INHERITED, OF_THE_SERVICE, ModelSettings, ModelsFile
 from rayrec.serve.config.serve import ServeConfig
@@ -384,6 +385,16 @@ def test_two_runs_answer_in_one_process_each_with_its_threads_and_log(runs, tmp_
 def test_a_model_that_does_not_exist_is_refused_by_name(runs, tmp_path):
     config = settings({"name": "books", "run": str(tmp_path)}, single_process=True)
     with pytest.raises(InputError, match=f"models: books: {re.escape(str(tmp_path))}.*run"):
+        load_models(runs["films"], config, lambda run, name: PrometheusMeter(name))
+
+
+def test_what_a_machine_lacks_for_one_model_is_no_wrong_input(runs, monkeypatch):
+    def lacks(run, config):
+        raise MachineError("no such device here")
+
+    monkeypatch.setattr(loading, "device_of", lacks)
+    config = settings({"name": "books", "run": str(runs["films"])}, single_process=True)
+    with pytest.raises(MachineError, match="models: books: no such device here"):
         load_models(runs["films"], config, lambda run, name: PrometheusMeter(name))
 
 

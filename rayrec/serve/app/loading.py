@@ -27,7 +27,7 @@ from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.versions.loading import LoadedVersion, load_version
 from rayrec.pipelines.versions.store import VersionStore
 from rayrec.platform.devices import HOST
-from rayrec.platform.errors import InputError
+from rayrec.platform.errors import InputError, MachineError
 from rayrec.platform.remote_files import absolute
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.serve.app.allocator import make_allocator, read_files
@@ -102,7 +102,8 @@ def _of_model(name: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        raise InputError(f"models: {name}: {error}") from error
+        kind = MachineError if isinstance(error, MachineError) else InputError
+        raise kind(f"models: {name}: {error}") from error
 
 
 def load_api(
