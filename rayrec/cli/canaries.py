@@ -75,9 +75,8 @@ def start_command(
     canary = canaries.start(version, chosen)
     if found is not None:
         canaries.note_evaluation(canary, found)
-    out.print(
-        f"Version {version} answers {chosen.share:.3g} of the users; version {baseline} is held meanwhile"
-    )
+    share_in_words = f"{100 * chosen.share:.3g} % of the users"
+    out.print(f"Version {version} answers {share_in_words}; version {baseline} is held meanwhile")
     return {"canary": canary.id, "version": version, "baseline": baseline, "share": chosen.share}
 
 
@@ -91,7 +90,7 @@ def status_command(store: StoreArgument) -> Answer:
     reason = verdict.reason if end is None else end.reason
     more = counts.more_errors()
     rows = [
-        ("share of the users", f"{canary.settings.share:.3g}"),
+        ("share of the users", f"{100 * canary.settings.share:.3g} %"),
         ("since", datetime.fromtimestamp(canary.began_at, UTC).strftime("%Y-%m-%d %H:%M:%S")),
     ]
     arms: dict[str, Any] = {}
@@ -161,7 +160,8 @@ def evaluate_command(
     if why is not None:
         _ended(canaries, canary, "returned", why, store)
     elif found.doubt(canary.settings) is not None:
-        out.print("It may be worse: it is not promoted by itself before more users tell; see --max-users")
+        more = "a longer log has" if max_users is None else "--max-users evaluates, or a longer log has"
+        out.print(f"It may be worse: it is not promoted by itself before more users tell, as {more}")
     return {"evaluation": found.model_dump(), "is_worse": why is not None}
 
 
@@ -177,7 +177,7 @@ def _ended(canaries: Canaries, canary: Canary, state: Any, reason: str, store: s
     pointer = VersionStore(store).current()
     if pointer is not None and pointer.is_held:
         out.print(
-            f"It stays although newer ones come; rayrec rollback {store} --undo lets the newest serve",
+            f"It stays although newer ones come; rayrec rollback {store} --undo lets these serve",
             markup=False,
         )
     return {"version": canary.version, "state": end.state, "reason": end.reason, "serving": serving}

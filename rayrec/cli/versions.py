@@ -117,7 +117,8 @@ def publish_command(
     assert pointer is not None
     if settings is not None:
         out.print(
-            f"It is a canary for {canary:.3g} of the users, beside version {pointer.version}, which is held"
+            f"It is a canary for {100 * canary:.3g} % of the users, beside version {pointer.version}, which "
+            "is held"
         )
     elif pointer.version != version.number:
         log.print(
@@ -172,25 +173,36 @@ def rollback_command(
     store: StoreArgument,
     to: Annotated[int | None, typer.Option(help="Version to go to \\[the one before].")] = None,
     undo: Annotated[
-        bool, typer.Option("--undo", help="Let the newest version serve, and those that come.")
+        bool,
+        typer.Option(
+            "--undo",
+            help="Let the newest version serve that was not taken back as a canary, and those that come.",
+        ),
     ] = False,
 ) -> Answer:
-    """Let an older version serve, and stay although newer ones are published."""
+    """Let an older version serve, and stay although newer ones come. A canary that runs is stopped."""
+    from rayrec.pipelines.versions.canary import Canaries
     from rayrec.pipelines.versions.store import VersionStore
 
     if undo and to is not None:
         raise InputError("--to and --undo say different things; give one of them")
     versions = VersionStore(store)
-    serving, numbers = versions.serving().number, versions.numbers()
+    serving, numbers, canaries = versions.serving().number, versions.numbers(), Canaries(versions)
     if undo:
-        to = versions.let_newest_serve()
-        out.print(f"Version {to} serves now")
+        to = canaries.let_newest_serve()
+        out.print(f"Version {to} serves now, and those that come")
+        if newer := [str(number) for number in sorted(canaries.taken_back()) if number > to]:
+            log.print(
+                f"taken back as canaries: {', '.join(newer)}; `rayrec rollback {store} --to {newer[-1]}` "
+                "lets that one serve all the same",
+                markup=False,
+            )
         return {"serving": to, "before": serving, "is_held": False}
     if to is None:
         earlier = [number for number in numbers if number < serving]
         if not earlier:
             raise InputError(f"{store}: version {serving} serves, and there is none before it")
         to = earlier[-1]
-    versions.point_to(to, is_held=True)
+    canaries.go_back(to)
     out.print(f"Version {to} serves now, whatever comes; --undo lets go of it")
     return {"serving": to, "before": serving, "is_held": True}

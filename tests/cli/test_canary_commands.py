@@ -65,6 +65,17 @@ def test_one_is_started_of_what_is_there_and_stopped(run, store, tmp_path):
     assert "--share" in refused("canary", "start", store, "--version", 1, "--share", 0)
 
 
+def test_one_that_was_stopped_does_not_serve_where_a_rollback_is_undone(run, store):
+    answer("publish", run, store, "--canary", 0.1)
+    assert "version 2 is a canary" in refused("rollback", store, "--undo")
+    answer("canary", "stop", store)
+    code, stdout, stderr = rayrec("rollback", store, "--undo")
+    assert code == 0, stderr
+    assert "Version 1 serves now" in stdout
+    assert "taken back as canaries: 2" in " ".join(stderr.split())
+    assert answer("publish", run, store)["serving"] == 3
+
+
 def test_a_folder_may_be_called_like_a_tag_of_markup(run, tmp_path):
     folder, store = tmp_path / "run[bold]", tmp_path / "s[/t]"
     shutil.copytree(run, folder)

@@ -280,6 +280,41 @@ def test_one_that_is_taken_back_leaves_the_version_before_and_the_first_word_cou
     assert (store.current().version, store.current().is_held) == (2, False)  # as it was before
 
 
+def test_one_that_was_taken_back_is_not_the_newest_that_serves(run, store):
+    publish(run, store)
+    canaries = Canaries(store)
+    for version, state in ((2, "returned"), (3, "stopped")):
+        was_held = canaries.hold_baseline()
+        publish(run, store)
+        canaries.finish(canaries.start(version, SETTINGS, was_held), state, "errors")
+    assert canaries.taken_back() == {2, 3}
+    assert canaries.let_newest_serve() == 1
+    assert (store.current().version, store.current().is_held) == (1, False)
+    publish(run, store)
+    assert store.current().version == 4
+    canaries.go_back(3)  # somebody says so
+    assert canaries.taken_back() == {2}
+    assert (store.current().version, store.current().is_held) == (3, True)
+
+
+def test_a_rollback_stops_a_canary_and_its_undo_waits_for_the_end_of_one(run, store):
+    publish(run, store, 2)
+    canaries = Canaries(store)
+    was_held = canaries.hold_baseline()
+    publish(run, store)
+    canary = canaries.start(3, SETTINGS, was_held)
+    with pytest.raises(InputError, match="version 3 is a canary, and version 2 is held meanwhile"):
+        canaries.let_newest_serve()
+    with pytest.raises(InputError, match="has no version 9"):
+        canaries.go_back(9)
+    assert canaries.running() == canary
+    canaries.go_back(1)
+    assert canaries.end(canary).state == "stopped"
+    assert "version 1 serve" in canaries.end(canary).reason
+    assert (store.current().version, store.current().is_held) == (1, True)
+    assert canaries.let_newest_serve() == 2
+
+
 class CutOffStore(VersionStore):
     """Stops answering when the pointer is to be moved."""
 

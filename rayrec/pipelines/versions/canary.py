@@ -330,6 +330,7 @@ class Canaries:
         name = f"{FOLDER}/{canary.id}/{_SETTLED}"
         # Once: a later rollback to the baseline is meant.
         if self._store.read(name) is None:
+            self._note_taken_back(canary.version, end.state != "promoted")
             self._move_pointer(canary, end)
             self._store.write(name, b"{}\n")
         self._settled = canary.id
@@ -342,6 +343,54 @@ class Canaries:
             self._store.point_to(canary.version, is_held=False)
         elif not canary.was_held and self._store.numbers()[-1] == canary.baseline:
             self._store.point_to(canary.baseline, is_held=False)
+
+    def taken_back(self) -> frozenset[int]:
+        """Versions that were returned or stopped as canaries, and that nobody has let serve since.
+
+        Raises:
+            InputError: the file that says so is damaged.
+        """
+        content = self._store.read(_TAKEN_BACK)
+        if content is None:
+            return frozenset()
+        return frozenset(_parsed(_TakenBack, content, f"{self._store.url}/{_TAKEN_BACK}").versions)
+
+    def _note_taken_back(self, version: int, is_taken_back: bool) -> None:
+        before = self.taken_back()
+        after = (before & frozenset(self._store.numbers())) - {version}
+        if is_taken_back:
+            after |= {version}
+        if after != before:
+            content = _TakenBack(versions=tuple(sorted(after))).model_dump_json()
+            self._store.write(_TAKEN_BACK, f"{content}\n".encode())
+
+    def go_back(self, number: int) -> None:
+        """Let a version serve, and stay although newer ones come. A canary that runs is stopped: what it is
+        compared with is not what serves any more.
+
+        Raises:
+            InputError: there is no such version, or somebody is deleting it.
+        """
+        self._store.version(number)
+        if (running := self.running()) is not None:
+            self.finish(running, "stopped", f"somebody let version {number} serve")
+        self._store.point_to(number, is_held=True)
+        self._note_taken_back(number, False)
+
+    def let_newest_serve(self) -> int:
+        """Let the newest version serve that was not taken back as a canary, and those that come; returns it.
+
+        Raises:
+            InputError: a canary runs.
+        """
+        self.settle()
+        if (running := self.running()) is not None:
+            raise InputError(
+                f"{self._store.url}: version {running.version} is a canary, and version {running.baseline} "
+                "is held meanwhile; rayrec canary promote lets the one serve all users, rayrec canary stop "
+                "the other"
+            )
+        return self._store.let_newest_serve(besides=self.taken_back())
 
     def _is_last(self, canary: Canary) -> bool:
         last = self.last()
@@ -380,6 +429,11 @@ class Canaries:
 
 
 _REPORT, _OFFLINE, _SETTLED = "counts-", "offline.json", "settled.json"
+_TAKEN_BACK = f"{FOLDER}/taken-back.json"
+
+
+class _TakenBack(Config):
+    versions: tuple[int, ...]
 
 
 def _end_of(canary: Canary) -> str:

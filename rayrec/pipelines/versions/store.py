@@ -40,7 +40,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -209,15 +209,19 @@ class VersionStore:
         else:
             self._write(name, before)
 
-    def let_newest_serve(self) -> int:
+    def let_newest_serve(self, besides: Collection[int] = ()) -> int:
         """Hold nothing any more; the version that serves now.
+
+        Args:
+            besides: versions that are not to serve.
 
         Raises:
             InputError: a version or pointer is damaged.
         """
-        newest, pointer = self.numbers()[-1], self._pointer(CURRENT)
+        numbers, pointer = self.numbers(), self._pointer(CURRENT)
+        newest = max((number for number in numbers if number not in besides), default=numbers[-1])
         # What is published meanwhile has moved it already, and is not to be undone.
-        if pointer is None or pointer.is_held or pointer.version < newest:
+        if pointer is None or pointer.is_held or pointer.version < newest or pointer.version in besides:
             self._point(CURRENT, newest)
         self._delete_held()
         return self.serving().number
