@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, Protocol
 
 import ray
@@ -23,8 +24,13 @@ class NearlineActor:
     """Runs a loop until told to stop; all of the work is in the loop."""
 
     def __init__(self, make: Callable[[int], Loop], part: int) -> None:
-        self._loop = make(part)
+        self._make, self._part = make, part
         self._stopped = threading.Event()
+
+    @cached_property
+    def _loop(self) -> Loop:
+        # By the first call: of an error in a constructor, Ray prints the stack besides.
+        return self._make(self._part)
 
     def finish(self) -> tuple[Any, ...]:
         """Bring everything up to date that is known by now."""

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import ray
 
-from rayrec.actors.nearline import spawn_nearline_workers
+from rayrec.actors.nearline import NearlineActor, spawn_nearline_workers
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.nearline.config import NearlineConfig
 from rayrec.pipelines.nearline.product_store import ProductStore
@@ -73,3 +73,15 @@ def test_a_worker_that_ends_with_an_error_ends_all_of_the_work(ray_cluster):
     assert time.monotonic() < until
     for actor in actors:
         ray.kill(actor)
+
+
+class Missing:
+    def __init__(self, part: int) -> None:
+        raise InputError("there is no such run")
+
+
+def test_what_cannot_be_opened_is_told_by_the_first_call():
+    """Of an error in an actor's constructor, Ray prints the stack besides."""
+    actor = NearlineActor(Missing, 0)
+    with pytest.raises(InputError, match="there is no such run"):
+        actor.finish()
