@@ -114,6 +114,14 @@ def test_the_step_that_takes_cached_answers_takes_the_products(served):
     assert served.metric("candidates_age_seconds") == 30
 
 
+def test_products_with_too_few_items_are_no_hits(served):
+    served.compute(candidates=3)
+
+    assert served.ask(CACHED).source == "model"
+    assert served.metric("candidates_short_total") == 1
+    assert served.metric("candidates_hits_total") == 0
+
+
 def test_filters_and_seen_items_hold_for_what_was_found_before(served):
     served.compute()
     first, second, *_ = keys_of(served.ask(CACHED))

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 AHEAD_S = 60.0
 """A product that was made later than this is of a clock that is wrong, and of no known age."""
-RESULTS = ("hits", "missing", "stale", "old")
+RESULTS = ("hits", "missing", "stale", "old", "short")
 
 Products = Mapping[str, Product]
 """Of one user, by kind."""
@@ -157,13 +157,17 @@ class ProductReader:
                 has_age=is_ranked or kind == "neighbors",
                 may_be_earlier=kind == "candidates",
             )
+            found = None
+            if product is not None and result == "hits":
+                items = self._items(recommender, kind, product, query, wanted, is_ranked)
+                is_whole = len(product.arrays["items"]) >= len(recommender.dataset.items)
+                if len(items) == wanted.k or (items and is_whole):
+                    found = NearAnswer(items, not stands_for(recommender, product, query), is_ranked)
+                else:
+                    result = "short"
             self._note(kind, product, result)
-            if product is None or result != "hits":
-                continue
-            items = self._items(recommender, kind, product, query, wanted, is_ranked)
-            is_whole = len(product.arrays["items"]) >= len(recommender.dataset.items)
-            if len(items) == wanted.k or (items and is_whole):
-                return NearAnswer(items, not stands_for(recommender, product, query), is_ranked)
+            if found is not None:
+                return found
         return None
 
     def _items(

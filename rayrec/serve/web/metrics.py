@@ -55,6 +55,7 @@
     rayrec_nearline_KIND_missing_total            that were not there
     rayrec_nearline_KIND_stale_total              of other events than the history of the request has
     rayrec_nearline_KIND_old_total                older than they may be
+    rayrec_nearline_KIND_short_total              with fewer items than an answer has places
     rayrec_nearline_KIND_age_seconds              of the last one that was used
     rayrec_nearline_unusable_REASON_total         that could not be read: down, corrupt, foreign
     rayrec_nearline_coverage                      share of the active users whom workers have done

@@ -132,7 +132,7 @@ class NearlineStatus(_Answer):
         looked_for = sum(
             count
             for name, count in metrics.items()
-            if name.endswith(("_hits_total", "_missing_total", "_stale_total", "_old_total"))
+            if name.endswith(("_hits_total", "_missing_total", "_stale_total", "_old_total", "_short_total"))
         )
         hits = sum(count for name, count in metrics.items() if name.endswith("_hits_total"))
         return cls(
