@@ -123,7 +123,7 @@ def tokenize_large(
         except InputError:
             raise
         except ValueError as error:  # in here, so that the folder is not kept for what would come again
-            raise InputError(f"{dataset.root}: {error} (--codebook-size, --levels)") from error
+            raise InputError(f"{dataset.root}: {error} (--vectors, --codebook-size, --levels)") from error
         keep(tokenized)
     return tokenized
 

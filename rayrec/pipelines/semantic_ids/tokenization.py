@@ -246,7 +246,7 @@ def tokenize(
             tokenizer_version=tokenizer.version,
         )
     except ValueError as error:
-        raise InputError(f"{data}: {error} (--codebook-size, --levels)") from error
+        raise InputError(f"{data}: {error} (--vectors, --codebook-size, --levels)") from error
     path = _folder(data, out)
     _check_target(path, registry, overwrite)
     # The registry last: it names the tokenizer beside it.
@@ -365,8 +365,8 @@ def _warn_if_alike(registry: SemanticIdRegistry, vectors: str) -> None:
     if share > MANY_ALIKE:
         logger.warning(
             "%s of %s items (%.0f %%) share all their codes with another item, up to %s in one place: "
-            "vectors of %s hardly tell these apart, or codes are few; take further vectors besides "
-            "(--vectors), or more codes (--codebook-size, --levels)",
+            "their vectors of %s hardly differ, or codes are few; tokenize again (--overwrite), with further "
+            "vectors (--vectors) or, where vectors differ, with more codes (--codebook-size, --levels)",
             f"{counts['items']:,}",
             f"{registry.num_items:,}",
             100 * share,
