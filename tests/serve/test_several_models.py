@@ -260,7 +260,11 @@ def settings(*beside, **more):
         ([{"name": "", "run": "r"}], {}, "1 to 64 letters, digits, .* got ''"),
         ([{"name": "stats", "run": "r"}], {}, "'stats' is a path of the service itself"),
         ([{"run": "r"}], {}, r"the setting 'models\.0\.name' is missing"),
-        ([{"name": "a", "run": "r", "port": 1}], {}, "models: port is of the whole service, and not of one"),
+        (
+            [{"name": "a", "run": "r", "port": 1}],
+            {},
+            "models: port of 'a' is of the whole service, and not of one",
+        ),
         ([{"name": "a", "run": "r"}], {"services": {}}, "leave out --models, or --services"),
         (
             [{"name": "a", "run": "r"}],

@@ -116,9 +116,10 @@ class BesideConfig(ModelSettings):
     @classmethod
     def _settings_are_of_a_model(cls, values: Any) -> Any:
         if isinstance(values, dict) and (wrong := [name for name in OF_THE_SERVICE if name in values]):
+            of = f" of {values['name']!r}" if "name" in values else ""
             raise ValueError(
-                f"models: {wrong[0]} is of the whole service, and not of one of its models; give it to the "
-                "service"
+                f"models: {wrong[0]}{of} is of the whole service, and not of one of its models; give it to "
+                "the service"
             )
         return values
 
