@@ -77,14 +77,15 @@ def prepared_clicks(folder: Path, **settings: object) -> ImpressionDataset:
         "history": pa.array([[f"i{item}"] for item in random.integers(NUM_ITEMS, size=400)]),
     }
     pq.write_table(pa.table(columns), folder / "clicks.parquet")
-    values = {
+    values: dict[str, Any] = {
         "layout": "table",
         "labels": ("click", "like"),
         "ids": {"user": "user", "item": "item", "sex": "sex"},
         "lists": {"history": "item"},
         "origins": {"user": "user", "item": "item", "sex": "user.gender", "history": "history"},
-        "history_length": 3,
         **settings,
     }
+    if "history" in values["origins"].values():
+        values["history_length"] = 3
     prepare_impressions(folder / "clicks.parquet", folder / "data", ImpressionsConfig.parse(values))
     return ImpressionDataset.open(folder / "data")
