@@ -116,10 +116,8 @@ def publish_command(
     pointer = versions.current()
     assert pointer is not None
     if settings is not None:
-        out.print(
-            f"It is a canary for {100 * canary:.3g} % of the users, beside version {pointer.version}, which "
-            "is held"
-        )
+        of_users = f"{100 * settings.share:.3g} % of the users"
+        out.print(f"It is a canary for {of_users}, beside version {pointer.version}, which is held")
     elif pointer.version != version.number:
         log.print(
             f"version {pointer.version} serves on, which was gone back to; "
