@@ -3,10 +3,10 @@
     format, identity of the version, user | hash of the events, their number, of the settings, time made
     | arrays | checksum
 
-A product is for one version and one user, and stands for the events whose hash it has. Who reads it does not
-know the settings of who made it, so they are no part of its name: whoever makes products with other settings
-replaces it. The checksum covers
-the kind as well, so a record under the name of another kind, version or user reads as foreign.
+A product is for one version and one user, and stands for the events whose hash it has. Its reader does not
+know the settings of the worker that made it, so they are no part of its name: a worker with other settings
+replaces it. The checksum covers the kind as well, so a record under the name of another kind, version or
+user reads as foreign.
 """
 
 from __future__ import annotations
