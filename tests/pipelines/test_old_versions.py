@@ -294,6 +294,14 @@ def test_a_version_that_somebody_goes_back_to_while_old_ones_go_is_there_or_he_i
     assert outcomes == {1, 4}
 
 
+def check_that_the_first_can_serve(store):
+    store.point_to(1, is_held=True)
+    store.keep_newest(1)
+    assert store.serving().number == 1
+    check_whole(store)
+    assert not marks(store)
+
+
 def test_nobody_goes_back_to_what_a_deleter_that_died_has_marked_for_an_hour(store, tmp_path, monkeypatch):
     for number in (1, 2, 3):
         add(store, tmp_path / "files", number, f"weights {number}")
@@ -305,11 +313,7 @@ def test_nobody_goes_back_to_what_a_deleter_that_died_has_marked_for_an_hour(sto
         store.point_to(1, is_held=True)
     assert store.serving().number == 3
     let_marks_age(store)
-    store.point_to(1, is_held=True)
-    store.keep_newest(1)
-    assert store.serving().number == 1
-    check_whole(store)
-    assert not marks(store)
+    check_that_the_first_can_serve(store)
 
 
 def test_what_somebody_deletes_is_no_canary_and_nothing_is_held_for_it(store, tmp_path, monkeypatch):
@@ -378,11 +382,7 @@ def test_what_a_deleter_of_this_machine_has_marked_that_died_is_free_at_once(
         store.point_to(1, is_held=True)
 
     store.write(name, json.dumps(mark | {"process": ended_process}).encode())
-    store.point_to(1, is_held=True)
-    store.keep_newest(1)
-    assert store.serving().number == 1
-    check_whole(store)
-    assert not marks(store)
+    check_that_the_first_can_serve(store)
 
 
 def test_what_a_deleter_has_marked_that_gave_up_is_free_at_once(store, tmp_path, monkeypatch):
@@ -391,11 +391,7 @@ def test_what_a_deleter_has_marked_that_gave_up_is_free_at_once(store, tmp_path,
     with monkeypatch.context() as patch:
         patch.setattr(VersionStore, "_takes_too_long", lambda self, mark: True)
         store.keep_newest(1)
-    store.point_to(1, is_held=True)
-    assert store.serving().number == 1
-    store.keep_newest(1)
-    check_whole(store)
-    assert not marks(store)
+    check_that_the_first_can_serve(store)
 
 
 def test_a_bundle_that_is_published_again_while_it_is_marked_is_refused_and_stays(store, tmp_path):
