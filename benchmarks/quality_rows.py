@@ -266,7 +266,7 @@ METHODS = {
     "causal-lm": Method("causal language model over codes", "beauty-causal-lm", "both"),
     "causal-lm-words": Method(
         "causal language model over codes and titles",
-        "movielens-item-language",
+        "beauty-item-language",
         "both",
         words=4_000,
         published=(
