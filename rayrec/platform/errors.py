@@ -24,8 +24,8 @@ def looked_in(path: Path) -> str:
 
 
 class MachineError(InputError):
-    """A machine or a cluster does not have what was asked of it, or another process holds it: it may be there
-    later or elsewhere."""
+    """A machine or a cluster does not have what was asked of it, another process holds it, or a service does
+    not answer: it may be there later or elsewhere."""
 
 
 class UnavailableError(RuntimeError):

@@ -79,7 +79,7 @@ def test_what_cannot_answer_is_named(runs, tmp_path):
     path = lines(tmp_path / "requests.jsonl", [{"user_id": "u1"}])
     unreachable = "http://127.0.0.1:9"
 
-    assert "does not answer" in refused("agree", runs[0], unreachable, "--requests", path)
+    assert "does not answer" in refused("agree", runs[0], unreachable, "--requests", path, code=1)
     assert "leave out its device" in refused(
         "agree", runs[0], unreachable, "--requests", path, "--device-b", "cpu"
     )

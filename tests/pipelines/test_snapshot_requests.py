@@ -12,7 +12,7 @@ import pytest
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshot_requests import SnapshotAnswer, SnapshotRequests, request_snapshot
-from rayrec.platform.errors import InputError
+from rayrec.platform.errors import InputError, MachineError
 
 CONFIG = RunConfig.parse({"data": {"path": "data"}, "model": {"name": "sasrec"}})
 
@@ -48,7 +48,7 @@ def test_who_asks_is_told_where_the_snapshot_is_and_nothing_is_left(run):
 def test_a_snapshot_that_fails_says_why(run):
     with RunFolder.locked(run, "run"):
         thread = answer_one(run, SnapshotAnswer(None, "OSError: no space left"))
-        with pytest.raises(InputError, match="could not be written: OSError: no space left"):
+        with pytest.raises(MachineError, match="could not be written: OSError: no space left"):
             request_snapshot(run, timeout_s=30.0)
         thread.join()
 
@@ -64,14 +64,14 @@ def test_a_run_that_ends_while_it_is_asked_is_not_waited_for(run, monkeypatch):
     is_alive = iter([True, False])
     monkeypatch.setattr(RunFolder, "is_alive", property(lambda self: next(is_alive, False)))
 
-    with pytest.raises(InputError, match="the run ended before it wrote the snapshot"):
+    with pytest.raises(MachineError, match="the run ended before it wrote the snapshot"):
         request_snapshot(run, timeout_s=30.0)
 
     assert SnapshotRequests(run).pending() == []
 
 
 def test_who_has_waited_long_enough_takes_the_request_back(run):
-    with RunFolder.locked(run, "run"), pytest.raises(InputError, match="no snapshot after 0 s"):
+    with RunFolder.locked(run, "run"), pytest.raises(MachineError, match="no snapshot after 0 s"):
         request_snapshot(run, timeout_s=0.0)
 
     assert SnapshotRequests(run).pending() == []

@@ -21,6 +21,7 @@ from rayrec.serve.on_ray.scaling import (
     ReplicaController,
     Scaled,
     ServeDownError,
+    ServeRefusedError,
     Wish,
     controlled,
     within,
@@ -382,7 +383,7 @@ def test_names_that_only_begin_alike_are_other_metrics():
 def test_a_head_that_is_gone_or_talks_nonsense_is_down(free_port):
     with pytest.raises(ServeDownError, match=f"127.0.0.1:{free_port}"):
         fetch_text("GET", f"http://127.0.0.1:{free_port}/api/serve/applications/")
-    with pytest.raises(ServeDownError, match="no URL"):
+    with pytest.raises(ServeRefusedError, match="no URL"):
         fetch_text("GET", "/api/serve/applications/")
     with pytest.raises(ServeDownError, match="no JSON"):
         ServeDashboard(lambda: "http://head", lambda *_: "<html>").deployments("rayrec")
@@ -399,7 +400,7 @@ def test_a_cluster_that_wants_its_token_says_how_to_give_it():
     with HTTPServer(("127.0.0.1", 0), Refuses) as server:
         thread = threading.Thread(target=server.handle_request)
         thread.start()
-        with pytest.raises(ServeDownError, match="set RAY_AUTH_MODE=token"):
+        with pytest.raises(ServeRefusedError, match="set RAY_AUTH_MODE=token"):
             fetch_text("GET", f"http://127.0.0.1:{server.server_port}/api/serve/applications/")
         thread.join()
 

@@ -22,6 +22,8 @@ class Failed:
     """In the place of an output: a request that could not be answered."""
 
     reason: str
+    may_pass: bool = False
+    """Whether the same request may be answered later."""
 
 
 def agreement(

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rayrec.pipelines.runs.run_folder import RunFolder
-from rayrec.platform.errors import InputError
+from rayrec.platform.errors import InputError, MachineError
 from rayrec.platform.files import write_atomically, write_json
 
 FOLDER = "requests"
@@ -61,7 +61,8 @@ def request_snapshot(run: Path, timeout_s: float, sleep: Callable[[float], None]
     """Let the process that trains in a run's folder write a snapshot at the next step, and wait for it.
 
     Raises:
-        InputError: nothing trains there, it ends before it has answered, or it does not answer in time.
+        InputError: nothing trains there.
+        MachineError: it ends before it has answered, does not answer in time, or could not write it.
     """
     folder = RunFolder.open(run)
     if not folder.is_alive:
@@ -77,16 +78,16 @@ def request_snapshot(run: Path, timeout_s: float, sleep: Callable[[float], None]
             if answer_path.exists():
                 break
             if not is_alive:
-                raise InputError(
+                raise MachineError(
                     f"{run}: the run ended before it wrote the snapshot (its state: {folder.condition})"
                 )
             if time.monotonic() > ends:
-                raise InputError(f"{run}: no snapshot after {timeout_s:.0f} s; ask with a longer --timeout")
+                raise MachineError(f"{run}: no snapshot after {timeout_s:.0f} s; ask with a longer --timeout")
             sleep(_LOOK_EVERY_S)
         answer = SnapshotAnswer(**json.loads(answer_path.read_text()))
     finally:
         request.unlink(missing_ok=True)
         answer_path.unlink(missing_ok=True)
     if answer.snapshot is None:
-        raise InputError(f"{run}: the snapshot could not be written: {answer.error}")
+        raise MachineError(f"{run}: the snapshot could not be written: {answer.error}")
     return folder.path / "snapshots" / answer.snapshot

@@ -19,7 +19,7 @@ from rayrec.models.base.compute import Precision
 from rayrec.pipelines.inference.text_answers import TextAnswers, TextRequest
 from rayrec.pipelines.metrics.agreement import Failed
 from rayrec.platform.devices import HOST, autocast
-from rayrec.platform.errors import InputError
+from rayrec.platform.errors import InputError, MachineError
 from rayrec.samples.features.text_features import said
 from rayrec.serve.app.asked import Asked
 from rayrec.serve.app.loading import load_service
@@ -123,10 +123,12 @@ def _unless_all_failed(asked: Sequence[Asked], found: list[Output], what: str) -
 
     Raises:
         InputError: there is none among them; says why the first request has none.
+        MachineError: likewise, and it may have one later.
     """
     if isinstance(found[0], Failed) and all(isinstance(one, Failed) for one in found):
         source = f"{what}: " if what else ""
-        raise InputError(f"{asked[0].where}: {source}{found[0].reason}")
+        kind = MachineError if found[0].may_pass else InputError
+        raise kind(f"{asked[0].where}: {source}{found[0].reason}")
     return found
 
 
@@ -135,7 +137,7 @@ def _recommended(url: str, token: str | None, asked: Asked) -> Output:
     try:
         return _items(RecommendAnswer.model_validate(_call(f"{url}/v1/recommend", token, body)))
     except (_CallError, ValueError) as error:  # what is no answer at all is a ValueError
-        return Failed(_told(url, error))
+        return _failed(url, error)
 
 
 def _written(url: str, token: str | None, model: str, max_tokens: int, asked: Asked) -> Output:
@@ -155,7 +157,7 @@ def _written(url: str, token: str | None, model: str, max_tokens: int, asked: As
         choice = answer["choices"][0]
         return (said((choice["message"]["content"] if request.messages else choice["text"]) or ""),)
     except (_CallError, ValueError) as error:
-        return Failed(_told(url, error))
+        return _failed(url, error)
     except (KeyError, IndexError, TypeError):
         return Failed(f"{url} answers with no choice of OpenAI's API")
 
@@ -164,12 +166,14 @@ def _only_model(url: str, token: str | None) -> str:
     """The name of a service's language model.
 
     Raises:
-        InputError: it does not answer, or has several.
+        InputError: it answers otherwise, or has several.
+        MachineError: it does not answer, or fails.
     """
     try:
         names = [str(one["id"]) for one in _call(f"{url}/v1/models", token, None)["data"]]
     except (_CallError, ValueError) as error:
-        raise InputError(_told(url, error)) from error
+        kind = MachineError if isinstance(error, _NoAnswerError) else InputError
+        raise kind(_told(url, error)) from error
     except (KeyError, TypeError):
         raise InputError(f"{url} answers with no list of models of OpenAI's API") from None
     if len(names) != 1:
@@ -180,6 +184,10 @@ def _only_model(url: str, token: str | None) -> str:
 
 class _CallError(Exception):
     """A service did not answer with success; the message is a clause."""
+
+
+class _NoAnswerError(_CallError):
+    """It may do so later."""
 
 
 def _call(url: str, token: str | None, body: bytes | None) -> Any:
@@ -200,9 +208,14 @@ def _call(url: str, token: str | None, body: bytes | None) -> Any:
             return json.load(response)
     except urllib.error.HTTPError as error:
         told = error.read(500).decode(errors="replace")
-        raise _CallError(f"answers with status {error.code}: {told}") from error
+        kind = _NoAnswerError if error.code >= 500 else _CallError
+        raise kind(f"answers with status {error.code}: {told}") from error
     except OSError as error:
-        raise _CallError(f"does not answer: {error}") from error
+        raise _NoAnswerError(f"does not answer: {error}") from error
+
+
+def _failed(url: str, error: Exception) -> Failed:
+    return Failed(_told(url, error), may_pass=isinstance(error, _NoAnswerError))
 
 
 def _told(url: str, error: Exception) -> str:

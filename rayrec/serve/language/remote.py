@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from rayrec.platform.errors import InputError
+from rayrec.platform.errors import InputError, MachineError
 from rayrec.serve.language.config import RemoteModel
 from rayrec.serve.language.event_stream import EventReader, EventTooLargeError
 from rayrec.serve.language.forwarding import ForwardedCall, num_choices
@@ -341,14 +341,17 @@ async def check_remote(settings: RemoteModel) -> None:
     """Check that the other service answers, and has the model.
 
     Raises:
-        InputError: it does not.
+        InputError: it has no such model, refuses the token, or is no such service.
+        MachineError: it does not answer.
     """
     service = RemoteService(settings)
     await service.start()
     try:
         names = await service.names_there()
     except RequestError as error:
-        raise InputError(f"{settings.name}: {settings.url}/models: {error}") from error
+        is_away = error.status in (503, 504) or isinstance(error.__cause__, (aiohttp.ClientError, OSError))
+        kind = MachineError if is_away else InputError
+        raise kind(f"{settings.name}: {settings.url}/models: {error}") from error
     finally:
         await service.stop()
     if settings.name_there not in names:

@@ -126,7 +126,8 @@ def _check_remotes(models: Iterable[ServedConfig]) -> None:
     """Check that other services answer, and have their models.
 
     Raises:
-        InputError: one does not.
+        InputError: one has not.
+        MachineError: one does not answer.
     """
     for model in models:
         if isinstance(model, RemoteModel):
@@ -152,7 +153,8 @@ def _deployed(models: ModelsConfig) -> Iterator[ModelsConfig]:
     """The settings with models of `ray_llm` as those of another service: applications that run in the block.
 
     Raises:
-        InputError: the cluster does not take them, or they do not run in time.
+        InputError: the cluster refuses them, or could not start them.
+        MachineError: it does not answer, or they do not run in time.
     """
     if not models.ray_llm:
         yield models

@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-from rayrec.platform.errors import InputError
-from rayrec.serve.on_ray.scaling import ServeDownError
+from rayrec.platform.errors import InputError, MachineError
+from rayrec.serve.on_ray.scaling import ServeDownError, ServeRefusedError
 from rayrec.serve.on_ray.serve_dashboard import Fetch, fetch_text
 
 logger = logging.getLogger(__name__)
@@ -58,20 +58,20 @@ class DeclaredApplications:
         """The applications run inside the block, and are removed behind it.
 
         Raises:
-            InputError: the cluster does not answer, has one of these names, or could not start them; they are
-                removed.
+            InputError: the cluster refuses them, or could not start them; they are removed.
+            MachineError: it does not answer, has something of one of these names, or they do not run in time.
         """
         names = [str(one["name"]) for one in applications]
         details = self._details_behind_removal(names)
         for one in applications:
             taken = {name: each.get("route_prefix") for name, each in details["applications"].items()}
             if one["name"] in taken:
-                raise InputError(
+                raise MachineError(
                     f"the cluster at {self._dashboard} serves an application {one['name']!r} already; remove "
                     "it, or give the model another name"
                 )
             if one["route_prefix"] in taken.values():
-                raise InputError(f"the cluster at {self._dashboard} has something at {one['route_prefix']}")
+                raise MachineError(f"the cluster at {self._dashboard} has something at {one['route_prefix']}")
         try:
             self._put([*_declared(details), *map(dict, applications)], details)
             self._wait(names, timeout_s)
@@ -96,7 +96,8 @@ class DeclaredApplications:
         """Where Ray Serve answers: at the dashboard's host, unless it was said.
 
         Raises:
-            InputError: the cluster does not answer.
+            InputError: what answers is no dashboard.
+            MachineError: the cluster does not answer.
         """
         if self._serve_url is not None:
             return self._serve_url
@@ -123,7 +124,7 @@ class DeclaredApplications:
                 if found.get(name, {}).get("status") in _FAILED:
                     raise InputError(f"{name} could not be started in the cluster: {_why(found[name])}")
             if self._clock() > ends_at:
-                raise InputError(
+                raise MachineError(
                     f"{waiting[0]} does not run after {timeout_s:g} s; {_why(found.get(waiting[0], {}))}"
                 )
             self._sleep(POLL_S)
@@ -174,7 +175,8 @@ class DeclaredApplications:
         try:
             return self._fetch(method, self._dashboard + _PATH, body)
         except ServeDownError as error:
-            raise InputError(f"the cluster does not take applications: {error}") from error
+            kind = InputError if isinstance(error, ServeRefusedError) else MachineError
+            raise kind(f"the cluster does not take applications: {error}") from error
 
 
 def _declared(details: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -69,6 +69,10 @@ class ServeDownError(Exception):
     """Ray's dashboard does not answer, or not now: it is asked again."""
 
 
+class ServeRefusedError(ServeDownError):
+    """It answers that the request cannot be served: to ask the same again helps only if somebody mends it."""
+
+
 @dataclass(frozen=True)
 class Bounds:
     """Of the replicas of one deployment."""

@@ -18,13 +18,14 @@ import statistics
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from rayrec.serve.engine.batch_load import BatcherLoad
-from rayrec.serve.on_ray.scaling import Deployed, Load, ServeDownError
+from rayrec.serve.on_ray.scaling import Deployed, Load, ServeDownError, ServeRefusedError
 
 ANSWER_S = 5.0
 IN_FLIGHT = "ray_serve_replica_processing_queries"
@@ -53,7 +54,7 @@ def fetch_text(
         answer_s: in which it has to come.
 
     Raises:
-        ServeDownError: there is none, or it is an error's.
+        ServeDownError: there is none, or it is an error's; a `ServeRefusedError` where it blames the request.
     """
     # Ray has no public function for its token.
     from ray._private.authentication.http_token_authentication import get_auth_headers_if_auth_enabled
@@ -69,11 +70,16 @@ def fetch_text(
     except urllib.error.HTTPError as error:
         said = error.read(500).decode(errors="replace").strip()
         hint = "; set RAY_AUTH_MODE=token, as the cluster wants its token" if error.code == 401 else ""
-        raise ServeDownError(f"{url}: status {error.code}, {said or error.reason}{hint}") from error
+        kind = ServeRefusedError if _blames_request(error.code) else ServeDownError
+        raise kind(f"{url}: status {error.code}, {said or error.reason}{hint}") from error
     except OSError as error:
         raise ServeDownError(f"{url}: {error}") from error
     except ValueError as error:
-        raise ServeDownError(f"{url}: no URL ({error})") from error
+        raise ServeRefusedError(f"{url}: no URL ({error})") from error
+
+
+def _blames_request(status: int) -> bool:
+    return 400 <= status < 500 and status not in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 
 
 class ServeDashboard:

@@ -15,13 +15,13 @@ import yaml
 from typer.testing import CliRunner
 
 from rayrec.cli import app
-from rayrec.platform.errors import InputError
+from rayrec.platform.errors import InputError, MachineError
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.language.config import ModelsConfig
 from rayrec.serve.language.ray_llm import application, remote_model
 from rayrec.serve.launch.language import serving_models
 from rayrec.serve.on_ray.declared import DeclaredApplications
-from rayrec.serve.on_ray.scaling import ServeDownError
+from rayrec.serve.on_ray.scaling import ServeDownError, ServeRefusedError
 
 VLLM = os.environ.get("RAYREC_VLLM_PYTHON")
 PREFILL = {
@@ -216,13 +216,17 @@ def test_applications_of_others_stay_when_ours_come_and_go():
 
 
 @pytest.mark.parametrize(
-    ("states", "said"),
-    [(["DEPLOYING", "DEPLOY_FAILED"], "could not be started.*no such file"), (["DEPLOYING"], "does not run")],
+    ("states", "kind", "said"),
+    [
+        (["DEPLOYING", "DEPLOY_FAILED"], InputError, "could not be started.*no such file"),
+        (["DEPLOYING"], MachineError, "does not run"),
+    ],
 )
-def test_what_does_not_start_is_said_and_removed(states, said):
+def test_what_does_not_start_is_said_and_removed(states, kind, said):
     dashboard = Dashboard(states)
-    with pytest.raises(InputError, match=said), cluster(dashboard).deployed([application(model())], 9):
+    with pytest.raises(kind, match=said) as error, cluster(dashboard).deployed([application(model())], 9):
         raise AssertionError("it started")
+    assert type(error.value) is kind
     assert dashboard.puts[-1]["applications"] == []
 
 
@@ -284,7 +288,7 @@ def test_a_token_of_the_environment_is_not_for_a_cluster_that_is_joined(monkeypa
 def test_a_name_that_is_taken_is_not_replaced():
     dashboard = Dashboard(declared=[application(model())])
     with (
-        pytest.raises(InputError, match="'rayrec-chat' already"),
+        pytest.raises(MachineError, match="'rayrec-chat' already"),
         cluster(dashboard).deployed([application(model())], 9),
     ):
         raise AssertionError("it started")
@@ -310,21 +314,30 @@ def test_one_that_is_being_removed_is_waited_for():
         assert len(waits) >= 3
     dashboard.programs["rayrec-chat"] = left
     with (
-        pytest.raises(InputError, match="'rayrec-chat' already"),
+        pytest.raises(MachineError, match="'rayrec-chat' already"),
         cluster(dashboard).deployed([application(model())], 60),
     ):
         raise AssertionError("it started beside one that never goes")
 
 
-@pytest.mark.parametrize("answer", ["<html>", "[]", None])
-def test_a_cluster_that_does_not_answer_is_said(answer):
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        ("<html>", InputError),
+        ("[]", InputError),
+        (ServeDownError("connection refused"), MachineError),
+        (ServeRefusedError("status 401"), InputError),
+    ],
+)
+def test_a_cluster_that_does_not_answer_is_said(answer, kind):
     def fetch(method, url, values):
-        if answer is None:
-            raise ServeDownError(f"{url}: connection refused")
+        if isinstance(answer, Exception):
+            raise answer
         return answer
 
-    with pytest.raises(InputError, match=r"no dashboard of Ray|does not take applications"):
+    with pytest.raises(kind, match=r"no dashboard of Ray|does not take applications") as error:
         cluster(fetch).serve_url()
+    assert type(error.value) is kind
 
 
 def test_the_gateway_asks_the_application_within_the_limits_of_the_model():

@@ -8,7 +8,7 @@ import time
 import pytest
 from aiohttp import web
 
-from rayrec.platform.errors import InputError
+from rayrec.platform.errors import InputError, MachineError
 from rayrec.serve.language.api import build_language_api
 from rayrec.serve.language.config import ModelsConfig, RemoteModel
 from rayrec.serve.language.remote import RemoteService, check_remote
@@ -322,7 +322,7 @@ def test_a_service_that_is_not_there_is_said():
             await service.stop()
 
     asyncio.run(ask())
-    with pytest.raises(InputError, match="cannot be reached"):
+    with pytest.raises(MachineError, match="cannot be reached"):
         asyncio.run(check_remote(settings))
 
 
