@@ -170,6 +170,11 @@ def times_of(
     return Times(times_R, wrong, seen)
 
 
+def micros_of_seconds(seconds_R: np.ndarray) -> Int64Array:
+    """[R] microseconds since 1970 of UNIX seconds in float64, by the rule of `parse_times`."""
+    return _cut(seconds_R, 1_000_000, 1, np.float64)
+
+
 def _cut(times_R: np.ndarray, factor: int, divisor: int, float_type: type[np.floating]) -> Int64Array:
     """[R] whole microseconds of times in float64, each of which has `factor / divisor`; one of the two is 1.
 

@@ -25,6 +25,7 @@ from rayrec.platform.hashing import combine64
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.dataset.manifest import IdKind
 from rayrec.samples.prepare.ids import hash_strings, ids_of_kind
+from rayrec.samples.prepare.times import micros_of_seconds
 from rayrec.samples.stores.recent import UserEvents
 from rayrec.serve.config.events import EventsConfig
 from rayrec.serve.events.parquet_log import ParquetLog
@@ -210,8 +211,8 @@ class EventIntake:
                     f"{_field(events, index, 'timestamp')}: {at} is {at - now:.0f} s in the future; expected "
                     f"UNIX seconds, at most {self._config.max_ahead_s:g} s ahead of the service's clock"
                 )
-            times.append(round(at * 1_000_000))
-        return np.array(times, dtype=np.int64)
+            times.append(at)
+        return micros_of_seconds(np.array(times, dtype=np.float64))
 
     def _codes(self, events: Sequence[Event]) -> Int64Array:
         names = self.state.behaviors

@@ -1,14 +1,17 @@
 """From a posted event to the next recommendation of its user, and to a row that training reads."""
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fastapi.testclient import TestClient
 
 from rayrec.pipelines.inference.recommender import Recommender
+from rayrec.samples.importers.tables import RawTable
 from rayrec.samples.operations.join_history import JoinHistoryConfig
 from rayrec.samples.operations.operation import RowContext
 from rayrec.samples.operations.program import FeatureProgram
+from rayrec.samples.prepare.times import parse_times
 from rayrec.serve.config.events import EventsConfig, LogConfig, RequestLogConfig
 from rayrec.serve.engine.batch_costs import BatchCosts
 from rayrec.serve.engine.batching import Batcher
@@ -84,6 +87,23 @@ def test_a_click_is_in_the_next_recommendation_and_in_the_rows_of_training(recom
         made = program(batch, RowContext(np.arange(3), 0, 0))
         ids = items.ids_I[:2].tolist()
         assert made.column("item_ids").to_pylist() == [[], ids[:1], ids]
+
+
+def test_times_of_posted_events_are_those_that_preparation_reads(recommender, tmp_path):
+    times = [NOW + 0.0000007, NOW + 0.000001, NOW + 0.7]  # the first: between two microseconds
+    log = LogConfig(folder=str(tmp_path / "log"))
+    intake = EventIntake.open(EventsConfig(log=log), lambda: recommender.dataset)
+    service = RecommendationService(recommender, max_k=50)
+    api = build_api(service, Batcher(service.recommend_all, BatchCosts({1: 1e-6}), 8), 20.0, intake=intake)
+    with TestClient(api) as client:
+        events = [{"user_id": "new", "item_id": "a", "timestamp": time} for time in times]
+        assert client.post("/v1/events", json=events).json()["taken"] == 3
+    (file,) = (tmp_path / "log").rglob("*.parquet")
+    logged = pq.ParquetFile(file).read()["timestamp"].cast("int64").to_pylist()
+
+    table = pa.table({"timestamp": pa.array(times, pa.float64())})
+    assert logged == parse_times(RawTable(table, "log.parquet", str), "s").tolist()
+    assert logged == [NOW * 1_000_000, NOW * 1_000_000 + 1, NOW * 1_000_000 + 700_000]
 
 
 def test_a_service_without_events_says_so(recommender):
