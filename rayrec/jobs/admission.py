@@ -170,7 +170,7 @@ class Scheduler:
         self._entries[job.id] = entry
         line.add(key, shape)
         if job.not_before is None:
-            bisect.insort(self._by_age, (job.submitted_at, job.id))
+            bisect.insort(self._by_age, (waiting.since, job.id))
         return None
 
     def ended(self, job_id: str) -> None:
@@ -564,7 +564,7 @@ class Scheduler:
     ) -> None:
         state, job = self.state, entry.job
         self._take_out(entry)
-        run = state.give(job, plan, now, ends_at)
+        run = state.give(job, plan, now, ends_at, ran_s=entry.waiting.ran_s)
         for known in kept:
             apart(known.spare_NR, run.kept)
         self._kept.count_passes(entry, run)
@@ -590,7 +590,7 @@ class Scheduler:
             else:
                 reason = f"goes on as size {number + 1} of {len(run.job.sizes)}: {why}"
                 decisions.append(Shrink(run.job.id, reason, number, step.placed, step.cells, job.id))
-        run = state.give(job, found.plan, now, None, is_planned=True)
+        run = state.give(job, found.plan, now, None, is_planned=True, ran_s=entry.waiting.ran_s)
         self._kept.count_passes(entry, run)
         entry.waiting = replace(entry.waiting, plan=found.plan)
         early = job.not_before is not None and now < job.not_before
@@ -609,7 +609,7 @@ class Scheduler:
         self._kept.drop(job.id)
         for is_behind in (False, True):
             self._failed.pop((job.id, is_behind), None)
-        place = bisect.bisect_left(self._by_age, (job.submitted_at, job.id))
+        place = bisect.bisect_left(self._by_age, (entry.waiting.since, job.id))
         if place < len(self._by_age) and self._by_age[place][1] == job.id:
             del self._by_age[place]
 

@@ -149,6 +149,13 @@ class Waiting:
     """Attempts in a row that failed soon after they started."""
     failed_at: float | None = None
     """The last of them."""
+    ran_s: float = 0.0
+    """Time in which it had room before: that was no waiting."""
+
+    @property
+    def since(self) -> float:
+        """When it would have begun to wait, had it waited without a break."""
+        return self.job.waits_since + self.ran_s
 
     def ends_at(self, now: float, size: int) -> float | None:
         left = self.job.expected_s if self.left_s is None else self.left_s
@@ -185,6 +192,13 @@ class Running:
     """When its size was last changed."""
     num_shrunk: int = 0
     step: Step | None = None
+    ran_s: float = 0.0
+    """As of `Waiting`: in earlier attempts, that had to leave or were lost."""
+
+    @property
+    def waited_s(self) -> float:
+        """For its room, the times together if it had to leave before."""
+        return self.started_at - self.job.waits_since - self.ran_s
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,7 @@ class Reservations:
         )
 
     def _is_closed(self, entry: Entry, now: float) -> bool:
-        waited_s = now - entry.job.waits_since
+        waited_s = now - entry.waiting.since
         # A job that ends before this one's time takes nothing from it, and the room would stand idle.
         return waited_s >= 0 and (entry.num_passed >= self._max_passes or waited_s >= self._max_wait_s)
 

@@ -493,11 +493,12 @@ class QueueLoop:
         running, waiting, now = entry.running, entry.waiting, self._now()
         assert running is not None
         assert waiting is not None
-        left_s = waiting.left_s
+        left_s, until = waiting.left_s, now if worked_until is None else worked_until
         if entry.job.kind == "train" and running.ends_at is not None:
-            until = now if worked_until is None else worked_until
             left_s = max(0.0, running.ends_at - until) * entry.job.sizes[running.size].speed
-        waiting = replace(waiting, plan=None, left_s=left_s)
+        # Else a training that ran for a day would count as one that waited for a day.
+        ran_s = waiting.ran_s + max(0.0, until - running.started_at)
+        waiting = replace(waiting, plan=None, left_s=left_s, ran_s=ran_s)
         self._ledger.update(
             replace(
                 entry, state=JobState.waiting, waiting=waiting, running=None, reason=reason, starts_at=None
@@ -619,7 +620,7 @@ class QueueLoop:
                     entry,
                     state=JobState.running,
                     waiting=replace(waiting, plan=None),
-                    running=Running(entry.job, size, placed, now, cells, ends_at),
+                    running=Running(entry.job, size, placed, now, cells, ends_at, ran_s=waiting.ran_s),
                     attempt=entry.attempt + 1,
                     reason=reason,
                     starts_at=None,

@@ -88,7 +88,7 @@ def queue_list(ledger: Ledger) -> list[dict[str, Any]]:
                 "id": each.id,
                 "priority": each.job.priority,
                 "submitted_at": each.job.submitted_at,
-                "waits_since": each.job.waits_since,
+                "waits_since": each.job.waits_since if each.waiting is None else each.waiting.since,
                 "reason": each.reason or "the queue has not looked at it yet",
                 "starts_at": each.starts_at,
             }

@@ -58,6 +58,7 @@ class _Life:
     since: float = 0.0
     version: int = 0
     """Of its expected end: older events are of no use."""
+    ran_s: float = 0.0
 
     def go_on(self, now: float) -> None:
         """Count what was done since."""
@@ -65,6 +66,7 @@ class _Life:
             job = self.record.job
             self.left_s -= (now - self.since) * job.sizes[self.size].speed
             self.record.used += (now - self.since) * job.sizes[self.size].weight
+            self.ran_s += now - self.since
         self.since = now
 
 
@@ -170,7 +172,7 @@ class Simulation:
                 self.scheduler.done(job_id, now)
                 expects = record.job.expected_s
                 left_s = None if expects is None else max(0.0, life.left_s)
-                self.scheduler.submit(Waiting(record.job, left_s=left_s))
+                self.scheduler.submit(Waiting(record.job, left_s=left_s, ran_s=life.ran_s))
             else:
                 ends_at = now + max(0.0, life.left_s) / record.job.sizes[step.size].speed
                 self.scheduler.done(job_id, now, None if record.job.expected_s is None else ends_at)

@@ -107,7 +107,7 @@ class ClusterState:
             self._restore(each)
         for waiting in sorted(planned, key=lambda each: each.job.order):
             if waiting.plan is not None:
-                self._restore_plan(waiting.job, waiting.plan)
+                self._restore_plan(waiting.job, waiting.plan, waiting.ran_s)
         self.lacking_cells = self.guarantees.bind_rest()
         for run in self.runs.values():
             if run.firm is None and run.running.cells is None:
@@ -152,7 +152,7 @@ class ClusterState:
                     running, cells=None, step=None if step is None else replace(step, cells=None)
                 )
 
-    def _restore_plan(self, job: Job, plan: Plan) -> None:
+    def _restore_plan(self, job: Job, plan: Plan, ran_s: float) -> None:
         """A plan of before, unless a node or a cell of it is gone."""
         there = plan.size < len(job.sizes) and all(
             node in self.room.index and self.room.usable_N[self.room.index[node]]
@@ -168,7 +168,7 @@ class ClusterState:
             if not self.guarantees.pin(job.queue, job.sizes[firm], plan.placed, plan.cells):
                 return
         kept, amounts = self.room.held(size.groups, plan.placed), self.counted(job.queue, size)
-        running = Running(job, plan.size, plan.placed, plan.since, plan.cells)
+        running = Running(job, plan.size, plan.placed, plan.since, plan.cells, ran_s=ran_s)
         run = Run(running, {}, kept, amounts, is_planned=True, firm=firm, since=plan.since)
         self.runs[job.id] = run
         self._note_size(run)
@@ -349,13 +349,26 @@ class ClusterState:
         ends_at: float | None,
         is_planned: bool = False,
         num_shrunk: int = 0,
+        ran_s: float = 0.0,
     ) -> Run:
-        """Give a job its room: at once, or as soon as others have left it."""
+        """Give a job its room: at once, or as soon as others have left it.
+
+        Args:
+            ran_s: as of `Waiting`.
+        """
         size = job.sizes[plan.size]
         kept = self.room.held(size.groups, plan.placed)
         self.num_changes += 1
         running = Running(
-            job, plan.size, plan.placed, now, plan.cells, ends_at, changed_at=now, num_shrunk=num_shrunk
+            job,
+            plan.size,
+            plan.placed,
+            now,
+            plan.cells,
+            ends_at,
+            changed_at=now,
+            num_shrunk=num_shrunk,
+            ran_s=ran_s,
         )
         amounts = self.counted(job.queue, size)
         run = Run(running, {} if is_planned else kept, kept, amounts, is_planned, since=now)
@@ -507,7 +520,7 @@ class ClusterState:
     def may_take(self, job: Job, run: Run) -> bool:
         """Whether their queue's policy lets a job have the room of another one of that queue."""
         policy, other = self.config.queue(job.queue).preemption.within_queue, run.job
-        if policy == "Never" or run.running.started_at - other.waits_since >= self._patience_s:
+        if policy == "Never" or run.running.waited_s >= self._patience_s:
             return False
         if other.priority != job.priority:
             return other.priority < job.priority

@@ -165,6 +165,20 @@ def test_a_job_that_waited_for_long_enough_is_first_whatever_its_priority():
     assert isinstance(found["low"], Start)
 
 
+def test_time_in_which_a_job_ran_is_no_waiting():
+    low, high = job("low", size=gang(8), at=0.0), job("high", size=gang(8), at=90.0, priority=10)
+    config, patience = queues(queue("a", gpus=8, cohort=None)), {"max_wait_s": 100.0}
+
+    found = deciding(config, [node("n0")], wait=[Waiting(low, ran_s=95.0), high], now=101.0, **patience)
+    assert isinstance(found["high"], Start)
+
+    again = replace(running(low, at=120.0, n0=8), ran_s=95.0)
+    found = deciding(config, [node("n0")], [again], [high], now=130.0, **patience)
+    assert isinstance(found["low"], Stop), "it waited for 25 s"
+    kept = deciding(config, [node("n0")], [replace(again, ran_s=10.0)], [high], now=130.0, **patience)
+    assert isinstance(kept["high"], Wait), "it waited for 110 s"
+
+
 def test_jobs_that_only_fit_borrowed_do_not_hold_up_those_that_are_guaranteed():
     config = queues(queue("a", gpus=4), queue("b", gpus=4))
     run = [running(job("r", "b", gang(4)), n0=4)]

@@ -14,6 +14,7 @@ from rayrec.jobs.admission import SchedulingConfig
 from rayrec.jobs.job import Job, Size
 from rayrec.jobs.ledger import ClusterId, Command, JobState, Ledger
 from rayrec.jobs.loop import QueueLoop, QueueRunConfig, alone
+from rayrec.jobs.overview import queue_list
 from rayrec.jobs.queues import Cell, QueueConfig, ResourceQuota
 from rayrec.pipelines.cluster.placement import ActorGroup, Node
 from rayrec.platform.errors import InputError, MachineError
@@ -70,7 +71,7 @@ class Story:
         self.kills = Kills()
         self.start()
 
-    def start(self, **more: Any) -> None:
+    def start(self, settings: QueueRunConfig = SETTINGS, **more: Any) -> None:
         """A process of the queue, with what the last one left in the ledger."""
         self.ledger: Ledger = KilledLedger(self.path, lambda: self.kills())
         self.world.kills = lambda: self.kills()
@@ -79,7 +80,7 @@ class Story:
             self.world.look,
             self.world,
             self.world,
-            SETTINGS,
+            settings,
             now=self.world.clock,
             sleep=self.world.sleep,
             **more,
@@ -168,6 +169,26 @@ def test_a_borrower_that_may_be_stopped_waits_and_goes_on(story):
     assert sorted(story.states.values()) == ["running", "running", "waiting"]
     story.ends()
     assert set(story.states.values()) == {"succeeded"}
+
+
+def test_a_training_that_had_to_leave_after_a_long_run_has_not_waited_for_long(tmp_path):
+    """It would be the first of its queue then, whatever its priority, and nobody could stop it again."""
+    story = Story(tmp_path, {"low": 1e9, "high": 4.0, "next": 1e9})
+    story.world.nodes = {"n0": node("n0")}
+    story.queues(queue("team-a", 2, cohort=None))
+    patient = SETTINGS.scheduling.model_copy(update={"max_wait_s": 100.0})
+    story.start(settings=SETTINGS.model_copy(update={"scheduling": patient}))
+    story.add(training("low", "team-a", 2, 2))
+    story.passes(150)
+    story.add(training("high", "team-a", 2, 2, at=1_150.0, priority=5))
+    story.add(training("next", "team-a", 2, 2, at=1_151.0, priority=5))
+    story.passes(20)
+
+    assert story.states == {"low": "waiting", "high": "succeeded", "next": "running"}
+    assert 145 < story.ledger.job("low").waiting.ran_s < 160
+    (listed,) = queue_list(story.ledger)
+    (waits,) = listed["waiting"]
+    assert 1_140 < waits["waits_since"] < 1_160
 
 
 def test_without_a_snapshot_in_time_it_is_stopped_all_the_same_and_the_loss_is_said(story):
