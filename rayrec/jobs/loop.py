@@ -51,7 +51,7 @@ from rayrec.jobs.trainings import Trainings
 from rayrec.jobs.watcher import Awaited, View
 from rayrec.pipelines.cluster.placement import Node
 from rayrec.platform.config import Config
-from rayrec.platform.errors import InputError, MachineError
+from rayrec.platform.errors import InputError, MachineError, NoRoomError
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ class QueueLoop:
         """That this process has seen last."""
         self._nodes_kept_at = self._decided_at = float("-inf")
         self._troubles: dict[str, str] = {}
-        """By submission, what Ray said last instead of an answer."""
+        """By submission, what was said last instead of an answer."""
         self._last_seen: float | None = None
         """When the cluster was seen before this look."""
         self._decided_on: object = None
@@ -245,14 +245,15 @@ class QueueLoop:
 
     @contextmanager
     def _apart(self, attempt: Attempt, stays_silent: bool = True) -> Iterator[None]:
-        """What Ray does not do for one attempt inside the block holds up no other one.
+        """What Ray, or a disk that nodes share, does not do for one attempt inside the block holds up no
+        other one.
 
         Args:
             stays_silent: it is told in the log alone, and tried again at the next look.
         """
         try:
             yield
-        except HeadDownError as error:
+        except (HeadDownError, OSError, NoRoomError) as error:
             if self._troubles.get(attempt.submission) != str(error):
                 logger.warning("%s: %s; it is tried again", attempt.submission, error)
                 self._troubles[attempt.submission] = str(error)

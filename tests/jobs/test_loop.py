@@ -17,7 +17,7 @@ from rayrec.jobs.loop import QueueLoop, QueueRunConfig, alone
 from rayrec.jobs.overview import queue_list
 from rayrec.jobs.queues import Cell, QueueConfig, ResourceQuota
 from rayrec.pipelines.cluster.placement import ActorGroup, Node
-from rayrec.platform.errors import InputError, MachineError
+from rayrec.platform.errors import InputError, MachineError, NoRoomError
 from tests.helpers.examples import share_of
 from tests.jobs.fake_cluster import FakeCluster, KilledError, KilledLedger, Kills
 
@@ -596,6 +596,36 @@ def test_a_service_is_scaled_without_another_attempt(tmp_path):
     assert set(told[told.index(2) :]) == {2}, "and said again, since others may change it"
     assert story.world.history == ["service-1", "second-1"]
     assert story.ledger.job("service").running.size == 2
+
+
+def test_a_service_that_cannot_be_told_its_replicas_holds_up_no_other_job(tmp_path):
+    """Its limit is a file on a disk that nodes share, which may be full, or not answer for a while."""
+    story = Story(tmp_path, {"service": 1e9, "second": 4.0})
+    story.queues(queue("team-a", 2), queue("team-b", 2))
+    troubles: list[Exception] = [OSError(116, "Stale file handle"), NoRoomError("disk is full")]
+
+    def scale(entry: Any, replicas: int) -> bool:
+        if troubles:
+            raise troubles[0]
+        return True
+
+    story.start(scale=scale)
+    job = Job("service", "team-b", sizes(1, 1, "replica"), 1_000.0, kind="service", may_stop=False)
+    story.add((job, Command(("serve", "runs/x"), is_rayrec=True)))
+    story.add(program("second", "team-a", 1, at=1_001.0))
+    story.passes(3)
+    assert story.world.history == ["second-1"], "no replica starts before it was told how many"
+    troubles.pop(0)
+    story.passes(5)
+    assert story.states["second"] == "succeeded"
+    troubles.clear()
+    story.passes(2)
+    assert story.world.history == ["second-1", "service-1"]
+    troubles.append(OSError(28, "No space left on device"))
+    story.passes(3)
+
+    assert story.states["service"] == "running"
+    assert story.world.live("service") == ["service-1"]
 
 
 WORK = {"big": 60.0, "small": 12.0, "owner": 8.0, "rival": 4.0}
