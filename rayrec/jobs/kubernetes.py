@@ -15,6 +15,7 @@ Fields are those of the published schemas of Kueue 0.20 and KubeRay 1.7, against
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shlex
@@ -141,6 +142,10 @@ def job_manifests(job: Job, command: Command, settings: KubernetesConfig) -> lis
         # Kueue starts it. Without Kueue it would start at once, whatever the queues say.
         "suspend": True,
         "entrypoint": _entrypoint(job, command, settings),
+        # The operator hands it to Ray. KubeRay's default is a shell in a pod of its own, which takes
+        # `cd … && …` apart and runs the second half itself (kuberay's issue 3802).
+        "submissionMode": "HTTPMode",
+        **(_held(job) if command.holds_resources else {}),
         # Kueue refuses others: the cluster would hold what the queue has given.
         "shutdownAfterJobFinishes": True,
         "backoffLimit": command.retries,
@@ -329,6 +334,15 @@ def _entrypoint(job: Job, command: Command, settings: KubernetesConfig) -> str:
             "submit it with a --working-dir that all pods see"
         )
     return f"cd {shlex.quote(command.working_dir)} && {line}"
+
+
+def _held(job: Job) -> Manifest:
+    """What the command itself takes. So it runs on the pod that has it, and not on the head."""
+    (group,) = job.sizes[0].groups
+    names = {HOST.ray_resource: "entrypointNumCpus", "GPU": "entrypointNumGpus"}
+    held: Manifest = {names[name]: count for name, count in group.resources.items() if name in names}
+    others = {name: count for name, count in sorted(group.resources.items()) if name not in names}
+    return held | ({"entrypointResources": json.dumps(others)} if others else {})
 
 
 def _cluster(job: Job, settings: KubernetesConfig) -> Manifest:

@@ -89,7 +89,8 @@ def named(manifests, kind):
 def all_manifests():
     job = job_manifests(training(priority=10), TRAIN, SETTINGS)
     plain = training(id="1+1", kind="other", sizes=(Size((group("command", 1, CPU=0.5),)),), queue="alone")
-    other = job_manifests(plain, Command(("python", "x.py")), KubernetesConfig())
+    program = Command(("python", "x.py"), holds_resources=True)
+    other = job_manifests(plain, program, KubernetesConfig())
     service = service_manifests(SERVICE, {"run": "/shared/r", "port": 9000, "num_replicas": 3}, SETTINGS)
     return [*queue_manifests(QUEUES, SETTINGS), *job, *other, *service]
 
@@ -178,6 +179,25 @@ def test_a_training_is_a_gang_of_pods_that_goes_on_where_it_was():
     assert pod["nodeSelector"] == {"pool": "h100"}
 
 
+def test_the_command_is_handed_to_ray_as_it_is():
+    """KubeRay's default is a shell in a pod of its own, which would run what is behind `&&` itself."""
+    _, job = job_manifests(training(), TRAIN, SETTINGS)
+    assert " && " in job["spec"]["entrypoint"]
+    assert job["spec"]["submissionMode"] == "HTTPMode"
+
+
+def test_a_program_runs_in_the_pod_that_has_what_it_asks_for():
+    asked = group("command", 1, CPU=2.0, GPU=1.0, NPU=2.0, disk=0.5)
+    program = training(kind="other", sizes=(Size((asked,)),))
+
+    _, job = job_manifests(program, Command(("python", "x.py"), holds_resources=True), SETTINGS)
+    assert (job["spec"]["entrypointNumCpus"], job["spec"]["entrypointNumGpus"]) == (2.0, 1.0)
+    assert json.loads(job["spec"]["entrypointResources"]) == {"NPU": 2.0, "disk": 0.5}
+
+    _, of_actors = job_manifests(program, Command(("python", "x.py")), SETTINGS)
+    assert not [key for key in of_actors["spec"] if key.startswith("entrypoint") and key != "entrypoint"]
+
+
 def test_what_kuberay_does_not_find_in_limits_ray_is_told():
     sizes = (Size((group("trainer", 2, CPU=1.0, NPU=8.0),)),)
     _, job = job_manifests(training(sizes=sizes), TRAIN, KubernetesConfig())
@@ -239,6 +259,10 @@ FIELDS = {
         {
             "suspend",
             "entrypoint",
+            "entrypointNumCpus",
+            "entrypointNumGpus",
+            "entrypointResources",
+            "submissionMode",
             "shutdownAfterJobFinishes",
             "backoffLimit",
             "runtimeEnvYAML",
