@@ -72,7 +72,10 @@ class Trainings(Protocol):
 
 
 class RunFolders:
-    """The real ones, through the files of their folders."""
+    """The real ones, through the files of their folders.
+
+    These are the users', so nothing that is in one of them ends the queue for all others.
+    """
 
     def __init__(self, timeout_s: float, sleep: Callable[[float], None] = time.sleep) -> None:
         """
@@ -93,7 +96,7 @@ class RunFolders:
     def _ask(self, submission: str, run: Path) -> None:
         try:
             answer = Asked(request_snapshot(run, self._timeout_s, self._sleep).name)
-        except (InputError, OSError, ValueError, KeyError) as error:
+        except Exception as error:
             answer = Asked(None, str(error))
         self._asked[submission] = answer
 
@@ -103,18 +106,20 @@ class RunFolders:
             last = folder.state["last"]
             if last is not None:
                 since = max(since, (folder.snapshots / str(last) / "manifest.json").stat().st_mtime)
-        except (InputError, OSError, ValueError, KeyError):
-            pass  # it has not begun yet
+        except Exception:
+            pass  # it has not begun yet, or cannot be understood
         return max(0.0, now - since)
 
     def left_s(self, submission: str, run: Path, now: float) -> float | None:
         try:
             state = RunFolder.open(run).state
-        except (InputError, OSError, ValueError):
+            progress = state.get("now") or {}
+            if state.get("state") != "running" or not progress.get("is_total"):
+                return None
+            step, total = int(progress["step"]), int(progress["steps"])
+        except Exception:  # it has not begun yet, or cannot be understood
             return None
-        progress = state.get("now") or {}
-        step, total = progress.get("step"), progress.get("steps")
-        if state.get("state") != "running" or step is None or not progress.get("is_total") or not total:
+        if not total:
             return None
         first_step, first_at = self._first.setdefault(submission, (step, now))
         if step < first_step:  # it went back to a snapshot

@@ -342,3 +342,24 @@ def test_the_end_of_a_run_is_measured_by_its_steps(run, tmp_path):
     assert folders.left_s("job-1", folder, 30.0) is None  # too short a time
     assert folders.left_s("job-1", folder, 100.0) == pytest.approx(350.0)
     assert folders.left_s("job-2", tmp_path / "not begun", 100.0) is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]",
+        '{"state": "running", "now": 3}',
+        '{"state": "running", "last": null, "now": {"step": "x", "steps": 5, "is_total": true}}',
+        '{"state": "running", "last": null, "now": {"step": NaN, "steps": 5, "is_total": true}}',
+        '{"state": "running", "last": null, "now": {"step": 1, "steps": Infinity, "is_total": true}}',
+    ],
+)
+def test_nothing_that_is_in_the_folder_of_a_run_ends_the_queue(run, tmp_path, content):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.yaml").write_bytes((run / "config.yaml").read_bytes())
+    (folder / "run.json").write_text(content)
+    folders = RunFolders(1.0)
+
+    assert folders.lost_s(folder, 100.0, 130.0) == 30.0
+    assert [folders.left_s("job-1", folder, now) for now in (0.0, 100.0)] == [None, None]
