@@ -30,7 +30,7 @@ from pydantic import TypeAdapter
 from rayrec.jobs.job import Job, Running, Waiting
 from rayrec.jobs.queues import CohortConfig, QueueConfig, QueuesConfig
 from rayrec.pipelines.cluster.placement import Node
-from rayrec.platform.errors import InputError, MachineError
+from rayrec.platform.errors import InputError, MachineError, NoRoomError
 
 LEDGER_VARIABLE = "RAYREC_LEDGER"
 SCHEMA = 1
@@ -280,6 +280,7 @@ class Ledger:
 
         Raises:
             LedgerBusyError: somebody else does.
+            NoRoomError: its disk is full; nothing was changed.
         """
         try:
             self._db.execute("BEGIN IMMEDIATE")
@@ -289,10 +290,13 @@ class Ledger:
             raise LedgerBusyError.of(self.path) from error
         try:
             yield
-        except BaseException:
-            self._db.execute("ROLLBACK")
+            self._db.execute("COMMIT")
+        except BaseException as error:
+            if self._db.in_transaction:  # where the disk is full, SQLite has ended it
+                self._db.execute("ROLLBACK")
+            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+                raise NoRoomError(f"{self.path}: its disk is full ({error}); make room there") from error
             raise
-        self._db.execute("COMMIT")
 
     def version(self) -> tuple[int, int]:
         """Changes whenever this or another process has changed something."""

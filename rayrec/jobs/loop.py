@@ -147,6 +147,8 @@ class QueueLoop:
         self._has_moved, self._check_alone = has_moved, check_alone
         self._replica_nodes = replica_nodes
         self._said: str | None = None
+        self._unwritten: str | None = None
+        """What was said last of a ledger that could not be written."""
         self._cluster: ClusterId | None = None
         """That this process has seen last."""
         self._nodes_kept_at = self._decided_at = float("-inf")
@@ -188,9 +190,12 @@ class QueueLoop:
             with suppress(HeadDownError):
                 self._look(())
             return False
-        except LedgerBusyError as error:
-            logger.warning("%s; what is left to do is done at the next look", error)
+        except (LedgerBusyError, NoRoomError) as error:
+            if self._unwritten != str(error):
+                logger.warning("%s; what is left to do is done as soon as it can be written", error)
+            self._unwritten = str(error)
             return False
+        self._unwritten = None
         if self._said is not None:
             logger.info("Ray's head answers again")
             self._said = None

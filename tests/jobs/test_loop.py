@@ -271,6 +271,32 @@ def test_a_ledger_that_somebody_writes_for_long_does_not_end_the_queue(story):
     assert story.world.history == ["first-1"]
 
 
+def test_a_full_disk_of_the_ledger_does_not_end_the_queue(story, caplog):
+    name = "n" * 5_000  # so that to write where a job is takes pages of its own
+    story.world.nodes = {name: node(name)}
+    story.passes(2)
+    story.add(program("first", "team-a", 2))
+    database = story.ledger._db
+    database.execute(f"PRAGMA max_page_count = {database.execute('PRAGMA page_count').fetchone()[0]}")
+
+    def fill() -> None:
+        for number in range(100):
+            with story.ledger.change():
+                story.ledger._put(f"more {number}", "x" * 5_000)
+
+    with pytest.raises(NoRoomError, match=r"jobs\.db: its disk is full"):
+        fill()
+    story.passes(3)
+    assert story.states == {"first": "waiting"}
+    assert story.world.history == []
+    assert len([line for line in caplog.messages if "its disk is full" in line]) == 1, "said once"
+
+    database.execute("PRAGMA max_page_count = 100000")
+    story.ends()
+    assert story.states == {"first": "succeeded"}
+    assert story.world.history == ["first-1"]
+
+
 def test_while_the_head_is_down_nothing_changes_and_jobs_go_on_afterwards(story):
     story.world.work |= {"first": 400.0}
     story.add(training("first", "team-a", 2, 2))
