@@ -547,7 +547,8 @@ rayrec bench quality                                                   # README'
   use its sizes and rates, so their figures on Beauty may be flattering. Sports and MovieLens were looked
   at once. The prefix decoder was tuned on Beauty's validation users. The recipe of the one without vectors
   of its own is what equal tuning of the row that reads words found there, rounded; the other rows of that
-  model, and MovieLens, have it too. Other recipes had few trials: the light decoder
+  model, and MovieLens, have it too. That of the lazy decoder is what equal tuning on MovieLens found
+  there, rounded; Beauty has it too. Other recipes had few trials: the light decoder
   [nine](recommendation.md#codes-alone), TIGER three. [Equal tuning](objections.md#tuning-is-asymmetric)
   says what that is worth: rows of other models over codes may be as far below what they can do.
 - One rate and batch serve all rows of learning that goes on. They were chosen of four on validation
