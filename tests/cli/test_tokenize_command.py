@@ -200,6 +200,19 @@ def test_new_items_take_their_images_of_a_file_of_their_own(data, grown, tmp_pat
     assert {key: found[key] for key in old} == codes_by_key(data, tmp_path / "old")
 
 
+def test_a_file_of_vectors_that_the_tokenizer_does_not_have_is_refused_with_new_items(data, grown, tmp_path):
+    file = write_vectors(tmp_path, "image", [f"i{item}" for item in range(NUM_ITEMS)])
+    made = ["--vectors", "image", "--vector-file", file, "--out", tmp_path / "old", "--codebook-size", 4]
+    answer("tokenize", data, *made)
+
+    extend = ["--extend", tmp_path / "old", "--out", tmp_path / "new"]
+    message = refused("tokenize", grown, *extend, "--vector-file", f"img={tmp_path / 'image.npy'}")
+
+    assert "vector_files (--vector-file) has one of 'img'" in message
+    assert "made of 'image'" in message
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [

@@ -412,7 +412,8 @@ def extend(
 
     Raises:
         InputError: something is missing or does not belong together, an item of the registry is not in the
-            data set or is called something else there, or there is no room for a new one.
+            data set or is called something else there, there is no room for a new one, or a file of vectors
+            is of a source that the tokenizer does not have.
     """
     dataset, path = Dataset.open(data), _folder(data, out)
     if path.resolve() == Path(semantic_ids).resolve():
@@ -423,10 +424,17 @@ def extend(
     registry = SemanticIdRegistry.load(semantic_ids)
     _check_same_items(registry, Path(semantic_ids), dataset)
     tokenizer = _tokenizer_of(registry, Path(semantic_ids))
+    known = tokenizer.preparation.blocks
+    # An unused file would leave the new items without data, and their codes arbitrary.
+    if unused := sorted(set(vector_files or {}) - set(known)):
+        raise InputError(
+            f"{semantic_ids}: vector_files (--vector-file) has one of {unused[0]!r}, and these semantic IDs "
+            f"are made of {', '.join(map(repr, known))}; name one of these"
+        )
     ids_I = dataset.items.ids_I
     new_N = np.flatnonzero(~np.isin(ids_I, registry.item_ids_I))
     blocks, new_items = {}, _item_data(dataset, new_N)
-    for name in tokenizer.preparation.blocks if len(new_N) else ():
+    for name in known if len(new_N) else ():
         settings = tokenizer.vector_settings.get(name, {})
         if name in (vector_files or {}):
             settings = {"file": (vector_files or {})[name]}
