@@ -127,6 +127,38 @@ def test_answers_that_could_have_got_no_other_action_say_nothing(tmp_path):
         read_log(tmp_path / "log.parquet")
 
 
+def write_requests(path, ids):
+    decided = {"row": 0, "action": "full", "propensity": 0.5, "value": 2.0, "price": 0.1}
+    rows = [{"request_id": request_id, **decided} for request_id in ids]
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), path)
+
+
+@pytest.mark.parametrize(
+    "clicks",
+    [{"request_id": [1, 3]}, {"request_id": ["1", "3"], "row": pa.array([None, 0], pa.int64())}],
+    ids=["ids as numbers", "no number of the request in its message"],
+)
+def test_clicks_belong_to_their_answers_however_they_are_written(clicks, tmp_path):
+    write_requests(tmp_path / "requests.parquet", ["1", "2", "3"])
+    pq.write_table(pa.table(clicks), tmp_path / "clicks.parquet")
+    script = runpy.run_path("docs/guides/examples/off_policy/join_rewards.py")
+
+    files = [str(tmp_path / f"{name}.parquet") for name in ("requests", "clicks", "log")]
+    assert script["join_rewards"](*files) == 3
+
+    assert pq.read_table(files[2])["reward"].to_pylist() == [2.0, 0.0, 2.0]
+
+
+def test_an_answer_that_is_there_twice_cannot_be_joined_with_clicks(tmp_path):
+    write_requests(tmp_path / "requests.parquet", ["1", "1"])
+    pq.write_table(pa.table({"request_id": ["1"]}), tmp_path / "clicks.parquet")
+    script = runpy.run_path("docs/guides/examples/off_policy/join_rewards.py")
+
+    files = [str(tmp_path / f"{name}.parquet") for name in ("requests", "clicks", "log")]
+    with pytest.raises(SystemExit, match="is there twice"):
+        script["join_rewards"](*files)
+
+
 def test_a_log_of_decisions_without_rewards_says_what_to_add(tmp_path):
     requests, _, _ = write_log(tmp_path)
     with pytest.raises(InputError, match="add `reward` beside `action` and `propensity`"):

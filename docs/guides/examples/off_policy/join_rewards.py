@@ -8,21 +8,32 @@ of its request.
 """
 
 import sys
+from collections import Counter
 
 import pyarrow.parquet as pq
+
+Answer = tuple[str, int]
+"""Request id, and number in its message."""
 
 
 def join_rewards(requests: str, clicks: str, out: str) -> int:
     """Write the log; returns the number of answers in it."""
     answers = pq.read_table(requests).to_pandas()
     answers = answers[answers["action"].notna()]  # others were decided about by nobody
-    clicked = pq.read_table(clicks).to_pandas()
-    by = [name for name in ("request_id", "row") if name in clicked]
-    keys = set(clicked[by].itertuples(index=False, name=None))
-    is_clicked = [key in keys for key in answers[by].itertuples(index=False, name=None)]
+    logged = [answer_of(row) for row in answers[["request_id", "row"]].to_dict("records")]
+    if len(set(logged)) < len(logged):
+        twice = next(answer for answer, count in Counter(logged).items() if count > 1)
+        sys.exit(f"{requests}: the answer {twice} is there twice; give every request an id of its own")
+    clicked = {answer_of(row) for row in pq.read_table(clicks).to_pylist()}
+    is_clicked = [answer in clicked for answer in logged]
     answers["reward"] = answers["value"].fillna(1.0).where(is_clicked, 0.0)
     answers.to_parquet(out, index=False)
     return len(answers)
+
+
+def answer_of(row: dict) -> Answer:
+    # The id as a text, since one side may keep numbers that the other writes as such.
+    return str(row["request_id"]), int(row.get("row") or 0)
 
 
 if __name__ == "__main__":
