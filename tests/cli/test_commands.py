@@ -374,13 +374,13 @@ def test_sigterm_ends_a_command_like_ctrl_c():
 @pytest.mark.parametrize(
     ("config", "command"),
     [
-        ("mine.yaml", "rayrec prepare"),
-        ("criteo-dlrm.yaml", "rayrec impressions"),
-        ("language-lora.yaml", "rayrec text prepare"),
+        ("mine.yaml", "rayrec prepare SOURCE"),
+        ("criteo-dlrm.yaml", "rayrec impressions SOURCE"),
+        ("language-lora.yaml", "rayrec text prepare SOURCE --out"),
     ],
 )
 def test_a_run_without_data_names_the_command_that_makes_what_its_model_reads(tmp_path, config, command):
     line = refused(
         "train", CHECKOUT / "configs" / config, "--run", tmp_path / "run", "--set", f"data.path={tmp_path}/no"
     )
-    assert f"no such data set; `{command} SOURCE " in line
+    assert f"no such data set; `{command} {tmp_path}/no` makes one" in line

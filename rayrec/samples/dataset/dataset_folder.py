@@ -30,11 +30,13 @@ class DatasetKind:
     format: int
     command: str
     """Writes such a folder."""
+    out_option: str = ""
+    """Before the folder that the command writes; empty: it follows the source."""
 
 
 HISTORIES = DatasetKind("histories", "dataset.json", 1, "rayrec prepare")
 IMPRESSIONS = DatasetKind("impressions", "impressions.json", 1, "rayrec impressions")
-TEXT = DatasetKind("text", "text.json", 1, "rayrec text prepare")
+TEXT = DatasetKind("text", "text.json", 1, "rayrec text prepare", "--out ")
 _KINDS = (HISTORIES, IMPRESSIONS, TEXT)
 
 
@@ -231,7 +233,8 @@ def manifest_values(folder: Path, kind: DatasetKind) -> dict[str, Any]:
     path = folder / kind.manifest_file
     if not folder.is_dir():
         raise InputError(
-            f"{folder}: no such data set{looked_in(folder)}; `{kind.command} SOURCE {folder}` makes one"
+            f"{folder}: no such data set{looked_in(folder)}; "
+            f"`{kind.command} SOURCE {kind.out_option}{folder}` makes one"
         )
     if not path.is_file():
         if (other := kind_of(folder)) is not None:
