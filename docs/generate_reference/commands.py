@@ -15,7 +15,8 @@ _HEAD = """# Command line
 Every command prints its help with `--help`. It exits with 0 only if it did what was asked, with 2 if the
 arguments, the settings or the data are at fault, and otherwise with 1: a machine, a cluster or a service
 lacks what was asked at the moment, another process holds it, or something failed. The message is one
-sentence, and `--debug` shows the traceback. With `--json` a command ends with one line of JSON. `python -m rayrec` is the same as `rayrec`.
+sentence, and `--debug` shows the traceback. With `--json` a command ends
+with one line of JSON. `python -m rayrec` is the same as `rayrec`.
 """
 
 
