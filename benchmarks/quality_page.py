@@ -548,12 +548,10 @@ rayrec bench quality                                                   # README'
   at once. The prefix decoder was tuned on Beauty's validation users. The recipe of the one without vectors
   of its own is what equal tuning of the row that reads words found there, rounded; the other rows of that
   model, and MovieLens, have it too. That of the lazy decoder is what equal tuning on MovieLens found
-  there, rounded; Beauty has it too. Two rows are of an older recipe: the lazy decoder with IDs of
-  interactions on MovieLens, and the language model with titles on Beauty. So what they differ by from rows
-  of the new recipe is not the effect of IDs or of titles alone. Other recipes had few trials:
-  the light decoder
-  [nine](recommendation.md#codes-alone), TIGER three. [Equal tuning](objections.md#tuning-is-asymmetric)
-  says what that is worth: rows of other models over codes may be as far below what they can do.
+  there, rounded; Beauty has it too, but the row of MovieLens with IDs of interactions is of the recipe
+  before. Other recipes had few trials: the light decoder [nine](recommendation.md#codes-alone), TIGER
+  three. [Equal tuning](objections.md#tuning-is-asymmetric) says what that is worth: rows of other models
+  over codes may be as far below what they can do.
 - One rate and batch serve all rows of learning that goes on. They were chosen of four on validation
   users of the prefix decoder, so its validation recall is flattering.
 - Rows that say *ties as stored* were measured before their recipe redrew them, which in file order
