@@ -340,8 +340,9 @@ def _held(job: Job) -> Manifest:
     """What the command itself takes. So it runs on the pod that has it, and not on the head."""
     (group,) = job.sizes[0].groups
     names = {HOST.ray_resource: "entrypointNumCpus", "GPU": "entrypointNumGpus"}
-    held: Manifest = {names[name]: count for name, count in group.resources.items() if name in names}
-    others = {name: count for name, count in sorted(group.resources.items()) if name not in names}
+    asked = {name: count for name, count in sorted(group.resources.items()) if count}
+    held: Manifest = {names[name]: count for name, count in asked.items() if name in names}
+    others = {name: count for name, count in asked.items() if name not in names}
     return held | ({"entrypointResources": json.dumps(others)} if others else {})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +17,8 @@ from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshot_requests import request_snapshot
 from rayrec.platform.errors import InputError
+
+logger = logging.getLogger(__name__)
 
 MEASURED_S = 60.0
 """Time for which steps are counted before they say when a run ends."""
@@ -106,8 +109,8 @@ class RunFolders:
             last = folder.state["last"]
             if last is not None:
                 since = max(since, (folder.snapshots / str(last) / "manifest.json").stat().st_mtime)
-        except Exception:
-            pass  # it has not begun yet, or cannot be understood
+        except Exception as error:  # it has not begun yet, or cannot be understood
+            logger.debug("%s: %r", run, error)
         return max(0.0, now - since)
 
     def left_s(self, submission: str, run: Path, now: float) -> float | None:
@@ -117,7 +120,8 @@ class RunFolders:
             if state.get("state") != "running" or not progress.get("is_total"):
                 return None
             step, total = int(progress["step"]), int(progress["steps"])
-        except Exception:  # it has not begun yet, or cannot be understood
+        except Exception as error:  # it has not begun yet, or cannot be understood
+            logger.debug("%s: %r", run, error)
             return None
         if not total:
             return None

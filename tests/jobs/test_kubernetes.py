@@ -187,7 +187,7 @@ def test_the_command_is_handed_to_ray_as_it_is():
 
 
 def test_a_program_runs_in_the_pod_that_has_what_it_asks_for():
-    asked = group("command", 1, CPU=2.0, GPU=1.0, NPU=2.0, disk=0.5)
+    asked = group("command", 1, CPU=2.0, GPU=1.0, NPU=2.0, disk=0.5, memory=0.0)
     program = training(kind="other", sizes=(Size((asked,)),))
 
     _, job = job_manifests(program, Command(("python", "x.py"), holds_resources=True), SETTINGS)

@@ -21,9 +21,8 @@ def join_rewards(requests: str, clicks: str, out: str) -> int:
     answers = pq.read_table(requests).to_pandas()
     answers = answers[answers["action"].notna()]  # others were decided about by nobody
     logged = [answer_of(row) for row in answers[["request_id", "row"]].to_dict("records")]
-    if len(set(logged)) < len(logged):
-        twice = next(answer for answer, count in Counter(logged).items() if count > 1)
-        sys.exit(f"{requests}: the answer {twice} is there twice; give every request an id of its own")
+    if twice := [answer for answer, count in Counter(logged).items() if count > 1]:
+        sys.exit(f"{requests}: the answer {twice[0]} is there twice; give every request an id of its own")
     clicked = {answer_of(row) for row in pq.read_table(clicks).to_pylist()}
     is_clicked = [answer in clicked for answer in logged]
     answers["reward"] = answers["value"].fillna(1.0).where(is_clicked, 0.0)
