@@ -83,8 +83,8 @@ class SchedulingConfig(Config):
     max_passes: int = Field(default=100, ge=0)
     """Later jobs that may start before a blocked one on room that it needs."""
     max_wait_s: float = Field(default=24 * 3600.0, gt=0)
-    """After so much time, a job is the first of its queue but for those that have their time, whatever its
-    priority, and is passed no more."""
+    """After so much waiting, without the time in which it ran, a job is the first of its queue but for those
+    that have their time, whatever its priority, and is passed no more."""
     grow_pause_s: float = Field(default=600.0, ge=0)
     """Time for which a job keeps its size before it grows; doubled each time that it was shrunk."""
     failure_pause_s: float = Field(default=600.0, gt=0)
